@@ -1,0 +1,452 @@
+"""AMQP 1.0's type system: encode, decode and skip single values, with their exact types kept.
+
+Decoding gives plain Python where the type is unambiguous (None, bool, str, bytes, UUID, list, dict, `int` for
+AMQP int, `float` for AMQP double) and a small subclass where it is not, so that `encode(decode(x))` has the
+type of `x`. Nothing here knows of messages; see `sections`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+from uuid import UUID
+
+MAX_DEPTH = 32
+
+
+class AmqpDecodeError(ValueError):
+    """The bytes are not what AMQP 1.0 allows at this place."""
+
+
+class Symbol(str):
+    """An AMQP symbol: ASCII, from a fixed vocabulary."""
+
+    __slots__ = ()
+
+
+class Char(str):
+    """One UTF-32 character."""
+
+    __slots__ = ()
+
+
+class UByte(int):
+    """8 bits, unsigned."""
+
+    __slots__ = ()
+
+
+class UShort(int):
+    """16 bits, unsigned."""
+
+    __slots__ = ()
+
+
+class UInt(int):
+    """32 bits, unsigned."""
+
+    __slots__ = ()
+
+
+class ULong(int):
+    """64 bits, unsigned."""
+
+    __slots__ = ()
+
+
+class Byte(int):
+    """8 bits, signed."""
+
+    __slots__ = ()
+
+
+class Short(int):
+    """16 bits, signed."""
+
+    __slots__ = ()
+
+
+class Long(int):
+    """64 bits, signed."""
+
+    __slots__ = ()
+
+
+class Timestamp(int):
+    """Milliseconds since 1970, UTC."""
+
+    __slots__ = ()
+
+
+class Float(float):
+    """32 bits, binary floating point."""
+
+    __slots__ = ()
+
+
+class Decimal(bytes):
+    """An IEEE 754 decimal of 4, 8 or 16 bytes: carried, never computed with."""
+
+    __slots__ = ()
+
+
+class Described:
+    """A value with a descriptor, such as `com.microsoft:timespan`."""
+
+    __slots__ = ("descriptor", "value")
+
+    def __init__(self, descriptor: Any, value: Any) -> None:
+        self.descriptor = descriptor
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Described)
+            and self.descriptor == other.descriptor
+            and self.value == other.value
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.descriptor)
+
+    def __repr__(self) -> str:
+        return f"Described({self.descriptor!r}, {self.value!r})"
+
+
+class Array(list[Any]):
+    """Values of one type, whose constructor (format code, descriptor) is written once."""
+
+    __slots__ = ("code", "descriptor")
+
+    def __init__(self, code: int, items: Any = (), descriptor: Any = None) -> None:
+        super().__init__(items)
+        self.code = code
+        self.descriptor = descriptor
+
+
+_U16 = struct.Struct(">H")
+_I16 = struct.Struct(">h")
+_U32 = struct.Struct(">I")
+_I32 = struct.Struct(">i")
+_U64 = struct.Struct(">Q")
+_I64 = struct.Struct(">q")
+_F32 = struct.Struct(">f")
+_F64 = struct.Struct(">d")
+_U32X2 = struct.Struct(">II")
+
+#: Bytes that follow a fixed-width format code, by its high nibble.
+_FIXED = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
+
+
+def skip(buf: bytes, pos: int, depth: int = 0) -> int:
+    """The position after the value that begins at `pos`; nothing is decoded."""
+    try:
+        code = buf[pos]
+        if code == 0:
+            if depth >= MAX_DEPTH:
+                raise AmqpDecodeError("descriptors are nested too deeply")
+            return skip(buf, skip(buf, pos + 1, depth + 1), depth + 1)
+        kind = code >> 4
+        if kind in _FIXED:
+            end = pos + 1 + _FIXED[kind]
+        elif kind in (0xA, 0xC, 0xE):
+            end = pos + 2 + buf[pos + 1]
+        elif kind in (0xB, 0xD, 0xF):
+            end = pos + 5 + _U32.unpack_from(buf, pos + 1)[0]
+        else:
+            raise AmqpDecodeError(f"0x{code:02x} at byte {pos} is no AMQP format code")
+    except (IndexError, struct.error):
+        raise AmqpDecodeError(f"the value at byte {pos} is cut off") from None
+    if end > len(buf):
+        raise AmqpDecodeError(f"the value at byte {pos} is cut off")
+    return end
+
+
+def compound(buf: bytes, pos: int) -> tuple[int, int, int]:
+    """Of the list or map at `pos`: number of elements, where the first begins, where the value ends."""
+    try:
+        code = buf[pos]
+        if code == 0x45:
+            return 0, pos + 1, pos + 1
+        if code in (0xC0, 0xC1):
+            end, count, first = pos + 2 + buf[pos + 1], buf[pos + 2], pos + 3
+        elif code in (0xD0, 0xD1):
+            size, count = _U32X2.unpack_from(buf, pos + 1)
+            end, first = pos + 5 + size, pos + 9
+        else:
+            raise AmqpDecodeError(f"0x{code:02x} at byte {pos} is neither a list nor a map")
+    except (IndexError, struct.error):
+        raise AmqpDecodeError(f"the list or map at byte {pos} is cut off") from None
+    if end > len(buf) or first > end or count > end - first:
+        raise AmqpDecodeError(f"the list or map at byte {pos} does not fit its size")
+    return count, first, end
+
+
+def decode(buf: bytes, pos: int = 0, depth: int = 0) -> tuple[Any, int]:
+    """The value at `pos`, and the position after it."""
+    if depth > MAX_DEPTH:
+        raise AmqpDecodeError("values are nested too deeply")
+    if pos >= len(buf):
+        raise AmqpDecodeError(f"a value is missing at byte {pos}")
+    code = buf[pos]
+    if code == 0:
+        descriptor, pos = decode(buf, pos + 1, depth + 1)
+        value, pos = decode(buf, pos, depth + 1)
+        return Described(descriptor, value), pos
+    if code in (0x45, 0xC0, 0xD0):
+        count, pos, end = compound(buf, pos)
+        items = []
+        for _ in range(count):
+            item, pos = decode(buf, pos, depth + 1)
+            items.append(item)
+        return items, _exactly(pos, end)
+    if code in (0xC1, 0xD1):
+        count, pos, end = compound(buf, pos)
+        if count % 2:
+            raise AmqpDecodeError("a map has an odd number of elements")
+        pairs: dict[Any, Any] = {}
+        for _ in range(count // 2):
+            key, pos = decode(buf, pos, depth + 1)
+            value, pos = decode(buf, pos, depth + 1)
+            try:
+                pairs[key] = value
+            except TypeError:
+                raise AmqpDecodeError("a map's key is a list or a map") from None
+        return pairs, _exactly(pos, end)
+    if code in (0xE0, 0xF0):
+        return _decode_array(buf, pos, depth)
+    end = skip(buf, pos)
+    return _decode_scalar(code, buf, pos + 1, end), end
+
+
+def _exactly(pos: int, end: int) -> int:
+    if pos != end:
+        raise AmqpDecodeError("a list's or map's elements do not fill its size")
+    return end
+
+
+def _decode_array(buf: bytes, pos: int, depth: int) -> tuple[Array, int]:
+    end = skip(buf, pos)
+    wide = buf[pos] == 0xF0
+    try:
+        count = _U32.unpack_from(buf, pos + 5)[0] if wide else buf[pos + 2]
+        pos += 9 if wide else 3
+        descriptor = None
+        if buf[pos] == 0:
+            descriptor, pos = decode(buf, pos + 1, depth + 1)
+        code = buf[pos]
+        pos += 1
+    except (IndexError, struct.error):
+        raise AmqpDecodeError("an array is cut off") from None
+    if code in (0x40, 0x41, 0x42, 0x43, 0x44, 0x45):
+        # Elements without bytes of their own: the count alone says how many, so it is bounded here.
+        if count > 65_536:
+            raise AmqpDecodeError("an array has too many empty elements")
+    elif count > end - pos:
+        raise AmqpDecodeError("an array's elements do not fit its size")
+    array = Array(code, (), descriptor)
+    head = bytes((code,))
+    for _ in range(count):
+        # An element is a value whose constructor stands before the first: lend it back.
+        element = head + buf[pos : _element_end(code, buf, pos)]
+        value, used = decode(element, 0, depth + 1)
+        array.append(value)
+        pos += used - 1
+    return array, _exactly(pos, end)
+
+
+def _element_end(code: int, buf: bytes, pos: int) -> int:
+    kind = code >> 4
+    try:
+        if kind in _FIXED:
+            end = pos + _FIXED[kind]
+        elif kind in (0xA, 0xC, 0xE):
+            end = pos + 1 + buf[pos]
+        elif kind in (0xB, 0xD, 0xF):
+            end = pos + 4 + _U32.unpack_from(buf, pos)[0]
+        else:
+            raise AmqpDecodeError(f"0x{code:02x} is no AMQP format code")
+    except (IndexError, struct.error):
+        raise AmqpDecodeError("an array's element is cut off") from None
+    if end > len(buf):
+        raise AmqpDecodeError("an array's element is cut off")
+    return end
+
+
+def _decode_scalar(code: int, buf: bytes, pos: int, end: int) -> Any:
+    if code in (0xA1, 0xB1, 0xA3, 0xB3):
+        raw = buf[pos + (1 if code < 0xB0 else 4) : end]
+        try:
+            return bytes(raw).decode() if code in (0xA1, 0xB1) else Symbol(bytes(raw).decode("ascii"))
+        except UnicodeDecodeError:
+            raise AmqpDecodeError(f"the text at byte {pos} is not in its encoding") from None
+    if code in (0xA0, 0xB0):
+        return bytes(buf[pos + (1 if code == 0xA0 else 4) : end])
+    if code == 0x40:
+        return None
+    if code in (0x41, 0x42):
+        return code == 0x41
+    if code == 0x56:
+        if buf[pos] > 1:
+            raise AmqpDecodeError("a boolean is neither 0 nor 1")
+        return buf[pos] == 1
+    reader = _SCALARS.get(code)
+    if reader is None:
+        raise AmqpDecodeError(f"0x{code:02x} is no AMQP format code")
+    return reader(bytes(buf[pos:end]))
+
+
+def _char(raw: bytes) -> Char:
+    try:
+        return Char(chr(_U32.unpack(raw)[0]))
+    except (ValueError, OverflowError):
+        raise AmqpDecodeError("a char is no Unicode character") from None
+
+
+_SCALARS: dict[int, Any] = {
+    0x43: lambda raw: UInt(0),
+    0x44: lambda raw: ULong(0),
+    0x50: lambda raw: UByte(raw[0]),
+    0x51: lambda raw: Byte(raw[0] - 256 if raw[0] > 127 else raw[0]),
+    0x52: lambda raw: UInt(raw[0]),
+    0x53: lambda raw: ULong(raw[0]),
+    0x54: lambda raw: raw[0] - 256 if raw[0] > 127 else raw[0],
+    0x55: lambda raw: Long(raw[0] - 256 if raw[0] > 127 else raw[0]),
+    0x60: lambda raw: UShort(_U16.unpack(raw)[0]),
+    0x61: lambda raw: Short(_I16.unpack(raw)[0]),
+    0x70: lambda raw: UInt(_U32.unpack(raw)[0]),
+    0x71: lambda raw: _I32.unpack(raw)[0],
+    0x72: lambda raw: Float(_F32.unpack(raw)[0]),
+    0x73: _char,
+    0x74: Decimal,
+    0x80: lambda raw: ULong(_U64.unpack(raw)[0]),
+    0x81: lambda raw: Long(_I64.unpack(raw)[0]),
+    0x82: lambda raw: _F64.unpack(raw)[0],
+    0x83: lambda raw: Timestamp(_I64.unpack(raw)[0]),
+    0x84: Decimal,
+    0x94: Decimal,
+    0x98: lambda raw: UUID(bytes=raw),
+}
+
+
+def encode(value: Any) -> bytes:
+    """The value in its shortest usual encoding; a bare `int` becomes int, or long if it needs 64 bits."""
+    encoder = _ENCODERS.get(type(value))
+    if encoder is None:
+        raise TypeError(f"{type(value).__name__} has no AMQP type")
+    try:
+        return bytes(encoder(value))
+    except struct.error:
+        raise ValueError(f"{value!r} is out of range for {type(value).__name__}") from None
+
+
+def _variable(short: int, long: int, raw: bytes) -> bytes:
+    if len(raw) < 256:
+        return bytes((short, len(raw))) + raw
+    return bytes((long,)) + _U32.pack(len(raw)) + raw
+
+
+def encode_list(items: list[bytes]) -> bytes:
+    """A list of values that are encoded already."""
+    return _compound(0xC0, 0xD0, len(items), b"".join(items)) if items else b"\x45"
+
+
+def encode_map(items: list[bytes]) -> bytes:
+    """A map of keys and values, alternating, that are encoded already."""
+    return _compound(0xC1, 0xD1, len(items), b"".join(items))
+
+
+def _compound(short: int, long: int, count: int, raw: bytes) -> bytes:
+    if len(raw) < 255 and count < 256:
+        return bytes((short, len(raw) + 1, count)) + raw
+    return bytes((long,)) + _U32X2.pack(len(raw) + 4, count) + raw
+
+
+def _int(value: int) -> bytes:
+    if -128 <= value <= 127:
+        return b"\x54" + value.to_bytes(1, "big", signed=True)
+    if -(2**31) <= value < 2**31:
+        return b"\x71" + _I32.pack(value)
+    return b"\x81" + _I64.pack(value)
+
+
+def _uint(value: int) -> bytes:
+    if value == 0:
+        return b"\x43"
+    return bytes((0x52, value)) if 0 < value < 256 else b"\x70" + _U32.pack(value)
+
+
+def _ulong(value: int) -> bytes:
+    if value == 0:
+        return b"\x44"
+    return bytes((0x53, value)) if 0 < value < 256 else b"\x80" + _U64.pack(value)
+
+
+def _long(value: int) -> bytes:
+    if -128 <= value <= 127:
+        return b"\x55" + value.to_bytes(1, "big", signed=True)
+    return b"\x81" + _I64.pack(value)
+
+
+def _map(pairs: dict[Any, Any]) -> bytes:
+    return encode_map([encode(part) for pair in pairs.items() for part in pair])
+
+
+def _array(array: Array) -> bytes:
+    # Every element is written in the one encoding that the constructor names.
+    head = (b"\x00" + encode(array.descriptor) if array.descriptor is not None else b"") + bytes((array.code,))
+    packer = _ELEMENTS.get(array.code)
+    if packer is None:
+        raise TypeError(f"arrays of 0x{array.code:02x} are never written here")
+    raw = head + b"".join(packer(item) for item in array)
+    return b"\xf0" + _U32X2.pack(len(raw) + 4, len(array)) + raw
+
+
+_ELEMENTS: dict[int, Any] = {
+    0x56: lambda v: b"\x01" if v else b"\x00",
+    0x70: _U32.pack,
+    0x71: _I32.pack,
+    0x80: _U64.pack,
+    0x81: _I64.pack,
+    0x82: _F64.pack,
+    0x83: _I64.pack,
+    0x98: lambda v: v.bytes,
+    0xB0: lambda v: _U32.pack(len(v)) + v,
+    0xB1: lambda v: _U32.pack(len(v.encode())) + v.encode(),
+    0xB3: lambda v: _U32.pack(len(v)) + v.encode("ascii"),
+    0xD1: lambda v: _map_element(v),
+}
+
+
+def _map_element(pairs: dict[Any, Any]) -> bytes:
+    items = [encode(part) for pair in pairs.items() for part in pair]
+    raw = b"".join(items)
+    return _U32X2.pack(len(raw) + 4, len(items)) + raw
+
+
+_ENCODERS: dict[type, Any] = {
+    type(None): lambda v: b"\x40",
+    bool: lambda v: b"\x41" if v else b"\x42",
+    int: _int,
+    str: lambda v: _variable(0xA1, 0xB1, v.encode()),
+    bytes: lambda v: _variable(0xA0, 0xB0, v),
+    bytearray: lambda v: _variable(0xA0, 0xB0, bytes(v)),
+    float: lambda v: b"\x82" + _F64.pack(v),
+    UUID: lambda v: b"\x98" + v.bytes,
+    list: lambda v: encode_list([encode(item) for item in v]),
+    dict: _map,
+    Array: _array,
+    Symbol: lambda v: _variable(0xA3, 0xB3, v.encode("ascii")),
+    Char: lambda v: b"\x73" + _U32.pack(ord(v)),
+    UByte: lambda v: b"\x50" + struct.pack(">B", v),
+    UShort: lambda v: b"\x60" + _U16.pack(v),
+    UInt: _uint,
+    ULong: _ulong,
+    Byte: lambda v: b"\x51" + struct.pack(">b", v),
+    Short: lambda v: b"\x61" + _I16.pack(v),
+    Long: _long,
+    Timestamp: lambda v: b"\x83" + _I64.pack(v),
+    Float: lambda v: b"\x72" + _F32.pack(v),
+    Decimal: lambda v: bytes(({4: 0x74, 8: 0x84, 16: 0x94}[len(v)],)) + v,
+    Described: lambda v: b"\x00" + encode(v.descriptor) + encode(v.value),
+}

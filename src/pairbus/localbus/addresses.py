@@ -1,0 +1,62 @@
+"""The paths that clients name: an entity, one of its sub-queues, a subscription, a partition, a service node."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+_SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://[^/]*/?", re.IGNORECASE)
+_SUFFIXES = (
+    ("/$management", "management"),
+    ("/$transfer/$deadletterqueue", "transfer"),
+    ("/$deadletterqueue", "dead"),
+)
+_SUBSCRIPTION = re.compile(r"^(?P<topic>.+)/subscriptions/(?P<name>[^/]+)$", re.IGNORECASE)
+_PARTITION = re.compile(
+    r"^(?P<hub>.+?)(/consumergroups/(?P<group>[^/]+))?/partitions/(?P<id>[^/]+)$", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Address:
+    """A path taken apart; `entity` is a queue, a topic or a hub."""
+
+    entity: str
+    subscription: str | None = None
+    sub_queue: str | None = None
+    management: bool = False
+    partition: str | None = None
+    consumer_group: str | None = None
+
+    @property
+    def path(self) -> str:
+        """What a token must cover, and what messages about this address should name."""
+        if self.subscription is not None:
+            return f"{self.entity}/Subscriptions/{self.subscription}"
+        return self.entity
+
+
+def parse_address(text: str) -> Address:
+    """Any address form of the SDKs: a URL or a relative path, with or without suffixes, in any case."""
+    path = unquote(_SCHEME.sub("", text)).strip("/")
+    management, sub_queue = False, None
+    stripped = True
+    while stripped:
+        stripped = False
+        for suffix, kind in _SUFFIXES:
+            if path.lower().endswith(suffix):
+                path = path[: -len(suffix)]
+                stripped = True
+                if kind == "management":
+                    management = True
+                else:
+                    sub_queue = kind
+                break
+    found = _SUBSCRIPTION.match(path)
+    if found:
+        return Address(found["topic"], found["name"], sub_queue, management)
+    found = _PARTITION.match(path)
+    if found:
+        return Address(found["hub"], None, None, management, found["id"], found["group"])
+    return Address(path, None, sub_queue, management)

@@ -1,0 +1,236 @@
+"""A client wants a link: what it asks for, whether it may, and which handler it gets."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from ..domain.values import Described, Symbol
+from . import conditions, engine
+from .addresses import Address, parse_address
+from .auth import LISTEN, SEND
+from .conditions import BusError
+from .engine import lib
+from .hubs import Hub, Partition
+from .links import DOTNET_EPOCH_MS, Consumer, HubConsumer, LinkHandler, Producer
+from .nodes import CbsRequests, ManagementRequests, Replies
+from .queues import Queue
+from .sessions import Session
+
+if TYPE_CHECKING:
+    from .connection import AmqpConnection
+
+SESSION_FILTER = "com.microsoft:session-filter"
+_DEFAULT_WAIT = 60.0
+_SELECTOR = re.compile(r"amqp\.annotation\.x-opt-(?P<name>[a-z-]+)\s*(?P<op>>=?)\s*'(?P<value>[^']*)'")
+
+
+def attach(connection: AmqpConnection, link: Any) -> LinkHandler | None:
+    """The handler of a new link, open; None where it must wait (a session) or gets no answer (a fault)."""
+    incoming = bool(lib.pn_link_is_receiver(link))
+    terminus = lib.pn_link_remote_target(link) if incoming else lib.pn_link_remote_source(link)
+    if lib.pn_terminus_get_type(terminus) == lib.PN_COORDINATOR:
+        raise BusError(conditions.NOT_IMPLEMENTED, "Transactions are not supported by localbus.")
+    text = engine.address(terminus)
+    if not text:
+        raise BusError(conditions.INVALID_FIELD, "The attach names no entity.")
+    if text.rsplit("/", 1)[-1].lower() == "$cbs":
+        return _node(connection, link, incoming, "$cbs", None)
+    address = parse_address(text)
+    path = _fault_path(address)
+    faults = connection.server.faults
+    if faults.is_silent(path):
+        return None
+    right = None if address.management else SEND if incoming else LISTEN
+    connection.authorize(address.path, right)
+    refused = faults.on_attach(path)
+    if refused is not None:
+        raise refused
+    target = connection.server.broker.find(address)
+    if address.management:
+        return _node(connection, link, incoming, path, target)
+    if incoming:
+        if address.sub_queue is not None or address.subscription is not None:
+            raise BusError(conditions.NOT_ALLOWED, f"Messages cannot be sent to '{text}' itself.")
+        connection.server.broker.check_send(target)
+        if address.partition is not None:
+            _partition(target, address)
+        echo(link)
+        producer = Producer(connection, link, path, target, address.partition)
+        producer.start()
+        return producer
+    if isinstance(target, Hub):
+        return _hub_consumer(connection, link, path, _partition(target, address))
+    if not isinstance(target, Queue):
+        raise BusError(
+            conditions.NOT_ALLOWED, f"'{address.path}' is a topic: receive from one of its subscriptions."
+        )
+    connection.server.broker.check_receive(target)
+    return _consumer(connection, link, path, target)
+
+
+def _fault_path(address: Address) -> str:
+    path = address.path
+    if address.sub_queue is not None:
+        path += "/$deadletterqueue"
+    return path
+
+
+def _node(connection: AmqpConnection, link: Any, incoming: bool, path: str, target: Any) -> LinkHandler:
+    echo(link)
+    if not incoming:
+        replies = Replies(connection, link, path)
+        lib.pn_link_open(link)
+        return replies
+    kind = CbsRequests(connection, link, path) if target is None else ManagementRequests(connection, link, path, target)
+    kind.start()
+    return kind
+
+
+def echo(link: Any) -> None:
+    """Answer with the client's own termini and settle modes, in their exact types."""
+    lib.pn_terminus_copy(lib.pn_link_source(link), lib.pn_link_remote_source(link))
+    lib.pn_terminus_copy(lib.pn_link_target(link), lib.pn_link_remote_target(link))
+    lib.pn_link_set_snd_settle_mode(link, lib.pn_link_remote_snd_settle_mode(link))
+    lib.pn_link_set_rcv_settle_mode(link, lib.pn_link_remote_rcv_settle_mode(link))
+
+
+# --- receivers -------------------------------------------------------------------------------------------
+
+
+def _consumer(connection: AmqpConnection, link: Any, path: str, queue: Queue) -> Consumer | None:
+    filters = engine.read(lib.pn_terminus_filter(lib.pn_link_remote_source(link)))
+    asked = isinstance(filters, dict) and SESSION_FILTER in filters
+    if not asked:
+        if queue.sessions is not None:
+            raise BusError(
+                conditions.NOT_ALLOWED,
+                f"It is not possible for an entity that requires sessions ('{queue.path}') to create a "
+                "non-sessionful message receiver.",
+            )
+        echo(link)
+        consumer = Consumer(connection, link, path, queue, None)
+        lib.pn_link_open(link)
+        return consumer
+    wanted = filters[SESSION_FILTER]
+    name = wanted.value if isinstance(wanted, Described) else wanted
+    waiting = SessionWaiter(connection, link, path, queue, None if name is None else str(name))
+    if waiting.offer(connection.server.now()):
+        return None
+    connection.server.dispatcher.wait(queue, waiting)
+    connection.server.schedule()
+    return waiting.placeholder()
+
+
+class SessionWaiter:
+    """A receiver that asked for a session: opened when it has one, refused when its time is over."""
+
+    def __init__(self, connection: AmqpConnection, link: Any, path: str, queue: Queue, name: str | None) -> None:
+        self._connection = connection
+        self._link = link
+        self._path = path
+        self._queue = queue
+        self._name = name
+        properties = engine.read(lib.pn_link_remote_properties(link))
+        wait = properties.get("com.microsoft:timeout") if isinstance(properties, dict) else None
+        seconds = wait / 1000 if isinstance(wait, int) and wait > 0 else _DEFAULT_WAIT
+        self.deadline = connection.server.now() + seconds
+        self._cancelled = False
+
+    def offer(self, now: float) -> bool:
+        if self._cancelled or not self._connection.alive:
+            return True
+        session = self._queue.accept_session(self._name, object(), now)
+        if session is None:
+            return False
+        self._open(session)
+        return True
+
+    def _open(self, session: Session) -> None:
+        link = self._link
+        echo(link)
+        filters = engine.read(lib.pn_terminus_filter(lib.pn_link_remote_source(link)))
+        wanted = filters[SESSION_FILTER]
+        filled: Any = session.id
+        if isinstance(wanted, Described):
+            filled = engine.Described(_symbolic(wanted.descriptor), session.id)
+        data = lib.pn_terminus_filter(lib.pn_link_source(link))
+        engine.write(data, {engine.symbol(SESSION_FILTER): filled})
+        ticks = (int(session.until * 1000) + DOTNET_EPOCH_MS) * 10_000
+        engine.write(lib.pn_link_properties(link), {engine.symbol("com.microsoft:locked-until-utc"): ticks})
+        consumer = Consumer(self._connection, link, self._path, self._queue, session)
+        lib.pn_link_open(link)
+        self._connection.adopt(consumer)
+        self._connection.wants_output()
+
+    def give_up(self, error: BusError) -> None:
+        from .connection import refuse_attach
+
+        if not self._cancelled and self._connection.alive:
+            self._cancelled = True
+            refuse_attach(self._link, error)
+            self._connection.wants_output()
+
+    def placeholder(self) -> Consumer | None:
+        """What stands for the link until it has a session: it only notices that the client went away."""
+        self._connection.adopt(_Pending(self._connection, self._link, self._path, self))
+        return None
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._connection.server.dispatcher.stop_waiting(self._queue, self)
+
+
+class _Pending(LinkHandler):
+    def __init__(self, connection: AmqpConnection, link: Any, path: str, waiter: SessionWaiter) -> None:
+        super().__init__(connection, link, path)
+        self._waiter = waiter
+
+    def on_closed(self) -> None:
+        self._waiter.cancel()
+
+
+def _symbolic(descriptor: Any) -> Any:
+    return engine.symbol(descriptor) if isinstance(descriptor, Symbol) else engine.ulong(int(descriptor))
+
+
+# --- event hubs ------------------------------------------------------------------------------------------
+
+
+def _partition(target: Any, address: Address) -> Partition:
+    if not isinstance(target, Hub):
+        raise conditions.not_found(f"{address.entity}/Partitions/{address.partition}")
+    if address.partition is None:
+        raise BusError(conditions.NOT_ALLOWED, f"'{address.entity}' is read by partition.")
+    return target.partition(address.partition)
+
+
+def _hub_consumer(connection: AmqpConnection, link: Any, path: str, partition: Partition) -> HubConsumer:
+    filters = engine.read(lib.pn_terminus_filter(lib.pn_link_remote_source(link)))
+    position = 0
+    for wanted in filters.values() if isinstance(filters, dict) else ():
+        text = wanted.value if isinstance(wanted, Described) else wanted
+        found = _SELECTOR.search(str(text))
+        if found:
+            position = _position(partition, found["name"], found["op"] == ">=", found["value"])
+    echo(link)
+    consumer = HubConsumer(connection, link, path, partition, position)
+    lib.pn_link_open(link)
+    return consumer
+
+
+def _position(partition: Partition, name: str, inclusive: bool, value: str) -> int:
+    """The index of the first event that a consumer's position names."""
+    if value in ("@latest", "-1"):
+        return len(partition.events) if value == "@latest" else 0
+    try:
+        number = int(value)
+    except ValueError:
+        raise BusError(conditions.ARGUMENT_ERROR, f"The position '{value}' is no number.") from None
+    for index, event in enumerate(partition.events):
+        at = {"offset": event.offset, "sequence-number": event.sequence}.get(name, int(event.enqueued_at * 1000))
+        if at > number or (inclusive and at == number):
+            return index
+    return len(partition.events)
+
+

@@ -1,0 +1,343 @@
+"""The broker: takes messages in, moves them between entities, and keeps what must outlive the process.
+
+It carries out the effects that queues ask for. Nothing here knows of sockets: the server calls `turn` once per
+turn of its loop, `commit` before it answers, and hands out what `ready_queues` names.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import conditions
+from .catalog import Catalog
+from .conditions import BusError
+from .hubs import Event, Hub, Partition
+from .message import Draft, Message
+from .payload import Parts, View
+from .queues import Queue
+from .settings import FOREVER
+from .store import MemoryStore, SqliteStore, Store
+from .topics import Topic
+
+MAX_HOPS = 4
+_RETRY_FORWARD = 1.0
+_BATCH = 500
+
+SessionLost = Callable[[Queue, str, Any], None]
+
+
+class Broker(Catalog):
+    """A namespace: its entities (see `Catalog`), and what happens between them."""
+
+    def __init__(
+        self, name: str, store: Store | None = None, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.name = name
+        self.store: Store = MemoryStore() if store is None else store
+        self.clock = clock
+        self.created_at = clock()
+        self.on_session_lost: SessionLost = lambda queue, session, owner: None
+        self.on_deleted: Callable[[Queue | Hub], None] = lambda entity: None
+        self.on_work: Callable[[], None] = lambda: None
+        self._ready: dict[Queue, None] = {}
+        self._agenda: list[tuple[float, int, Queue]] = []
+        self._agenda_number = 0
+        self._last_id = 0
+        self._users: dict[int, int] = {}
+        super().__init__(self, self.store, clock, self._forget)
+        if isinstance(self.store, SqliteStore):
+            self._restore(self.store)
+
+    def _restore(self, store: SqliteStore) -> None:
+        self.created_at = float(store.about("created", repr(self.created_at)))
+        for row in store.entities():
+            self.restore(row)
+        for id, following in store.sequences().items():
+            if id in self.by_id:
+                self.by_id[id].next_sequence = following
+        for id, message in store.messages():
+            self._last_id = max(self._last_id, message.id)
+            self.by_id[id].insert(message)
+        for id, session, state in store.sessions():
+            self.by_id[id].restore_session_state(session, state)
+        for id, message_id, at in store.history():
+            self.by_id[id].remember(message_id, at)
+        hubs = {hub.id: hub for hub in self.hubs()}
+        for hub, partition, event in store.events():
+            hubs[hub].partition(partition).restore(event)
+
+    # --- effects, as queues ask for them ---------------------------------------------------------------
+
+    def new_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+    def stored(self, queue: Queue, message: Message) -> None:
+        self.store.put(queue.id, queue.next_sequence, message)
+
+    def restated(self, message: Message, delivery_count: int) -> None:
+        self.store.restate(message, delivery_count)
+
+    def gone(self, message: Message) -> None:
+        self.store.delete(message)
+
+    def session_state(self, queue: Queue, session: str, state: bytes | None) -> None:
+        self.store.set_session(queue.id, session, state)
+
+    def seen(self, queue: Queue, message_id: str, at: float) -> None:
+        self.store.remember(queue.id, message_id, at)
+
+    def payloads(self, messages: Sequence[Message]) -> list[bytes]:
+        return self.store.payloads(messages)
+
+    def ready(self, queue: Queue) -> None:
+        self._ready[queue] = None
+        self.on_work()
+
+    def due(self, queue: Queue, when: float) -> None:
+        self._agenda_number += 1
+        heapq.heappush(self._agenda, (when, self._agenda_number, queue))
+        self.on_work()
+
+    def session_lost(self, queue: Queue, session: str, owner: Any) -> None:
+        self.on_session_lost(queue, session, owner)
+
+    def _forget(self, entity: Queue | Hub) -> None:
+        if isinstance(entity, Queue):
+            self._ready.pop(entity, None)
+        self.on_deleted(entity)
+
+    # --- taking in -------------------------------------------------------------------------------------
+
+    def send(self, target: Queue | Topic, drafts: Sequence[Draft], now: float) -> list[Message]:
+        """Take a transfer's messages in, all or none; pings are accepted and forgotten."""
+        queue = target.inbox if isinstance(target, Topic) else target
+        self.check_send(target)
+        target.accessed_at = now
+        drafts = [draft for draft in drafts if not draft.ping]
+        settings = queue.settings
+        if settings.requires_session and any(draft.session_id is None for draft in drafts):
+            raise BusError(
+                conditions.NOT_ALLOWED,
+                f"The SessionId was not set on a message, and it cannot be sent to the entity '{queue.path}'. "
+                "Entities that have session support enabled can only receive messages that have the SessionId "
+                "set to a valid value.",
+            )
+        self._check_quota(target, queue, drafts)
+        messages = [queue.enqueue(draft, now) for draft in drafts]
+        return [message for message in messages if message is not None]
+
+    def check_send(self, target: Queue | Topic | Hub) -> None:
+        """Refuse a sender where the entity's status, or what it is, does not allow one."""
+        if isinstance(target, Hub):
+            return
+        if isinstance(target, Queue) and self._is_filled_by_us(target):
+            raise BusError(conditions.NOT_ALLOWED, f"Messages cannot be sent to '{target.path}' itself.")
+        if target.settings.status in ("Disabled", "SendDisabled"):
+            raise _disabled(target.settings.name, "sending to")
+
+    def check_receive(self, queue: Queue) -> None:
+        """Refuse a receiver where the entity's status, or its forwarding, does not allow one."""
+        parent = self._parent(queue)
+        if parent.settings.status in ("Disabled", "ReceiveDisabled"):
+            raise _disabled(parent.path, "receiving from")
+        if queue.settings.forward_to is not None:
+            raise BusError(
+                conditions.NOT_ALLOWED,
+                f"Cannot create a message receiver on the entity '{queue.path}' because auto-forwarding is "
+                "enabled on it.",
+            )
+
+    def _parent(self, queue: Queue) -> Queue:
+        """The queue or subscription itself, also for one of its sub-queues."""
+        return self.by_id.get(queue.id - queue.id % 4, queue)
+
+    def _is_filled_by_us(self, queue: Queue) -> bool:
+        return queue.id % 4 != 0 or queue.settings.name != queue.path
+
+    def _check_quota(self, target: Queue | Topic, queue: Queue, drafts: Sequence[Draft]) -> None:
+        limit = queue.settings.max_message_size_in_kilobytes * 1024
+        for draft in drafts:
+            if draft.size > limit:
+                raise size_exceeded(queue.path, draft.size, limit)
+        quota = queue.settings.max_size_in_megabytes * 1024 * 1024
+        size = target.size_in_bytes
+        if size + sum(draft.size for draft in drafts) > quota:
+            raise BusError(
+                conditions.RESOURCE_LIMIT_EXCEEDED,
+                f"The maximum entity size has been reached or exceeded for the entity '{queue.path}'. Size of "
+                f"entity in bytes: {size}, max entity size in bytes: {quota}.",
+            )
+
+    def publish(self, partition: Partition, hub: Hub, drafts: Sequence[Draft], now: float) -> list[Event]:
+        """Append events to one partition."""
+        hub.accessed_at = now
+        events = [partition.append(draft, now) for draft in drafts]
+        for event in events:
+            self.store.put_event(hub.id, partition.id, event)
+        return events
+
+    # --- moving on -------------------------------------------------------------------------------------
+
+    def turn(self, now: float) -> list[Queue]:
+        """Carry out what is due, forward and fan out; the queues that then have something for receivers."""
+        while self._agenda and self._agenda[0][0] <= now:
+            queue = heapq.heappop(self._agenda)[2]
+            if queue.id in self.by_id:
+                queue.advance(now)
+        waiting: dict[Queue, None] = {}
+        while self._ready:
+            queue = self._ready.popitem()[0]
+            topic = self.topic_of_inbox.get(queue.id)
+            if topic is not None:
+                self._fan_out(topic, now)
+            elif queue.settings.forward_to is not None:
+                self._forward(queue, queue.settings.forward_to, now)
+            else:
+                waiting[queue] = None
+        return list(waiting)
+
+    def next_due(self) -> float:
+        """When `turn` is wanted next, should nothing else happen."""
+        return self._agenda[0][0] if self._agenda else float("inf")
+
+    def _fan_out(self, topic: Topic, now: float) -> None:
+        inbox = topic.inbox
+        while messages := inbox.acquire(now, _BATCH):
+            for message, payload in zip(messages, self.payloads(messages), strict=True):
+                self._copy(topic, message, payload, now)
+                inbox.take_out(message)
+
+    def _copy(self, topic: Topic, message: Message, payload: bytes, now: float) -> None:
+        view: View | None = None
+        for subscription in topic.subscriptions.values():
+            if view is None and not subscription.takes_all:
+                view = View(payload, {"sequencenumber": message.sequence})
+            for copy in subscription.copies(payload, None if subscription.takes_all else view):
+                self._place(subscription.queue, message, copy, now)
+
+    def _place(self, queue: Queue, message: Message, payload: bytes, now: float) -> None:
+        """Put a copy of a message that was accepted elsewhere into a queue."""
+        draft = Draft(payload, message.size, None, message.session_id, message.time_to_live)
+        if payload is not message.payload:
+            draft = _reread(draft)
+        if message.expires_at != float("inf"):
+            draft.time_to_live = message.expires_at - now
+        lacks_session = queue.settings.requires_session and draft.session_id is None
+        copy = Message(self.new_id(), queue.next_sequence, now, draft)
+        queue.next_sequence += 1
+        copy.enqueue_sequence = message.enqueue_sequence
+        copy.hops = message.hops + 1
+        copy.expires_at = queue.expiry(copy, now)
+        queue.insert(copy)
+        self.stored(queue, copy)
+        if lacks_session:
+            queue.bury(
+                copy,
+                now,
+                "Session ID is null.",
+                "Session enabled entity doesn't allow a message whose session identifier is null.",
+            )
+
+    def _forward(self, queue: Queue, path: str, now: float) -> None:
+        target = self.queue(path) or self.topic(path)
+        while messages := queue.acquire(now, _BATCH):
+            for index, (message, payload) in enumerate(
+                zip(messages, self.payloads(messages), strict=True)
+            ):
+                if target is None:
+                    self._strand(queue, message, now, "MessagingEntityNotFound", f"'{path}' does not exist.")
+                elif message.hops >= MAX_HOPS:
+                    self._strand(
+                        queue, message, now, "MaxTransferHopCountExceeded",
+                        f"The message was forwarded {MAX_HOPS} times already.",
+                    )  # fmt: skip
+                else:
+                    inbox = target.inbox if isinstance(target, Topic) else target
+                    draft = Draft(payload, message.size, None, message.session_id)
+                    try:
+                        self.check_send(target)
+                        self._check_quota(target, inbox, [draft])
+                    except BusError:
+                        # It stays here, in transfer, and is tried again: nothing is lost to a full target.
+                        for held in messages[index:]:
+                            queue.put_back_unsent(held)
+                        self._ready.pop(queue, None)
+                        queue.wake(now + _RETRY_FORWARD)
+                        return
+                    if inbox.settings.requires_session and message.session_id is None:
+                        self._strand(queue, message, now, "SessionIdIsNull", f"'{path}' requires sessions.")
+                        continue
+                    self._place(inbox, message, payload, now)
+                    queue.take_out(message)
+
+    def _strand(self, queue: Queue, message: Message, now: float, reason: str, description: str) -> None:
+        stranded = queue.transfer_dead_letters
+        if stranded is None:  # a dead-letter queue's own forwarding: the letter stays where it is
+            queue.put_back_unsent(message)
+            self._ready.pop(queue, None)
+            return
+        queue.move_to(stranded, message, reason, description)
+
+    # --- life of entities ------------------------------------------------------------------------------
+
+    def attach(self, queue: Queue) -> None:
+        """A link uses this queue: it is not idle."""
+        parent = self._parent(queue)
+        self._users[parent.id] = self._users.get(parent.id, 0) + 1
+        parent.accessed_at = self.clock()
+
+    def detach(self, queue: Queue) -> None:
+        parent = self._parent(queue)
+        self._users[parent.id] = self._users.get(parent.id, 1) - 1
+        parent.accessed_at = self.clock()
+
+    def delete_idle(self, now: float) -> None:
+        """Delete the entities that nobody has used for as long as their AutoDeleteOnIdle says."""
+        for queue in self.queues():
+            if self._is_idle(queue, now):
+                self.delete_queue(queue.path)
+        for topic in self.topics():
+            for key, subscription in list(topic.subscriptions.items()):
+                if self._is_idle(subscription.queue, now):
+                    self.delete_subscription(topic.settings.name, key)
+            limit = topic.settings.auto_delete_on_idle
+            used = max(topic.accessed_at, topic.inbox.accessed_at)
+            if limit < FOREVER and not self._users.get(topic.inbox.id) and used + limit.total_seconds() <= now:
+                self.delete_topic(topic.settings.name)
+
+    def _is_idle(self, queue: Queue, now: float) -> bool:
+        limit = queue.settings.auto_delete_on_idle
+        return (
+            limit < FOREVER
+            and not self._users.get(queue.id)
+            and queue.accessed_at + limit.total_seconds() <= now
+        )
+
+
+def size_exceeded(path: str, size: int, limit: int) -> BusError:
+    """The service's answer to a message that is too large."""
+    return BusError(
+        conditions.MESSAGE_SIZE_EXCEEDED,
+        f"The received message (size: {size} bytes) for '{path}' exceeds the limit ({limit} bytes) currently "
+        "allowed on the link.",
+    )
+
+
+def _reread(draft: Draft) -> Draft:
+    """A rule's action may have changed what the broker acts on: read it again."""
+    from .message import read_message
+
+    found = read_message(Parts.of(draft.payload).sent())
+    found.size = draft.size
+    return found
+
+
+def _disabled(path: str, doing: str) -> BusError:
+    return BusError(
+        conditions.ENTITY_DISABLED,
+        f"Messaging entity '{path}' is currently disabled for {doing} it. Its owner can enable it again.",
+    )

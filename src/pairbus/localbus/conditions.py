@@ -1,0 +1,88 @@
+"""What localbus answers when it refuses: one error class, and the service's own conditions and statuses.
+
+An error carries the AMQP condition (for a detach, a rejected delivery or a management reply) and the HTTP
+status (for the management REST and `$cbs`), so that no caller decides by reading its text.
+"""
+
+from __future__ import annotations
+
+INTERNAL_ERROR = "amqp:internal-error"
+NOT_FOUND = "amqp:not-found"
+UNAUTHORIZED = "amqp:unauthorized-access"
+DECODE_ERROR = "amqp:decode-error"
+RESOURCE_LIMIT_EXCEEDED = "amqp:resource-limit-exceeded"
+NOT_ALLOWED = "amqp:not-allowed"
+INVALID_FIELD = "amqp:invalid-field"
+NOT_IMPLEMENTED = "amqp:not-implemented"
+ILLEGAL_STATE = "amqp:illegal-state"
+PRECONDITION_FAILED = "amqp:precondition-failed"
+RESOURCE_DELETED = "amqp:resource-deleted"
+CONNECTION_FORCED = "amqp:connection:forced"
+FRAMING_ERROR = "amqp:connection:framing-error"
+DETACH_FORCED = "amqp:link:detach-forced"
+MESSAGE_SIZE_EXCEEDED = "amqp:link:message-size-exceeded"
+STOLEN = "amqp:link:stolen"
+TIMEOUT = "com.microsoft:timeout"
+SERVER_BUSY = "com.microsoft:server-busy"
+ENTITY_DISABLED = "com.microsoft:entity-disabled"
+ENTITY_EXISTS = "com.microsoft:entity-already-exists"
+MESSAGE_LOCK_LOST = "com.microsoft:message-lock-lost"
+MESSAGE_NOT_FOUND = "com.microsoft:message-not-found"
+SESSION_LOCK_LOST = "com.microsoft:session-lock-lost"
+SESSION_CANNOT_BE_LOCKED = "com.microsoft:session-cannot-be-locked"
+AUTH_FAILED = "com.microsoft:auth-failed"
+ARGUMENT_ERROR = "com.microsoft:argument-error"
+ARGUMENT_OUT_OF_RANGE = "com.microsoft:argument-out-of-range"
+OPERATION_CANCELLED = "com.microsoft:operation-cancelled"
+DEAD_LETTER = "com.microsoft:dead-letter"
+
+#: The HTTP status that goes with each condition, on the management REST and in request/response replies.
+STATUS: dict[str, int] = {
+    INTERNAL_ERROR: 500,
+    NOT_FOUND: 404,
+    UNAUTHORIZED: 401,
+    DECODE_ERROR: 400,
+    RESOURCE_LIMIT_EXCEEDED: 403,
+    NOT_ALLOWED: 400,
+    INVALID_FIELD: 400,
+    NOT_IMPLEMENTED: 501,
+    ILLEGAL_STATE: 400,
+    PRECONDITION_FAILED: 412,
+    RESOURCE_DELETED: 410,
+    CONNECTION_FORCED: 503,
+    FRAMING_ERROR: 400,
+    DETACH_FORCED: 500,
+    MESSAGE_SIZE_EXCEEDED: 413,
+    STOLEN: 409,
+    TIMEOUT: 408,
+    SERVER_BUSY: 503,
+    ENTITY_DISABLED: 403,
+    ENTITY_EXISTS: 409,
+    MESSAGE_LOCK_LOST: 410,
+    MESSAGE_NOT_FOUND: 404,
+    SESSION_LOCK_LOST: 410,
+    SESSION_CANNOT_BE_LOCKED: 409,
+    AUTH_FAILED: 401,
+    ARGUMENT_ERROR: 400,
+    ARGUMENT_OUT_OF_RANGE: 400,
+    OPERATION_CANCELLED: 503,
+    DEAD_LETTER: 400,
+}
+
+
+class BusError(Exception):
+    """localbus refuses: with the service's condition, a status and a sentence for the person who reads it."""
+
+    def __init__(self, condition: str, description: str, *, status: int | None = None) -> None:
+        super().__init__(description)
+        self.condition = condition
+        self.description = description
+        self.status = STATUS[condition] if status is None else status
+
+    def __repr__(self) -> str:
+        return f"BusError({self.condition!r}, {self.description!r})"
+
+
+def not_found(path: str) -> BusError:
+    """The service's answer for an entity that does not exist."""
+    return BusError(NOT_FOUND, f"The messaging entity '{path}' could not be found.")

@@ -1,0 +1,258 @@
+"""One client's AMQP connection: Proton's events in, link handlers and answers out.
+
+The transport gives bytes; the wire filter bounds and notes them; Proton makes events; each link has a handler. What
+must not be answered before it is durable goes through the server's `after_commit`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from ..domain.values import AmqpDecodeError
+from . import conditions, engine
+from .attach import attach
+from .auth import Grant, unauthorized
+from .conditions import BusError
+from .engine import Engine, lib
+from .links import LinkHandler
+from .wire import MAX_FRAME, FramingError, Inbound, Outbound
+
+if TYPE_CHECKING:
+    from .server import Server
+
+log = logging.getLogger(__name__)
+
+_WRITE_HIGH = 4 * 1024 * 1024
+
+
+class AmqpConnection(asyncio.Protocol):
+    """An AMQP client, from its first byte to its last."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.alive = False
+        self.writable = True
+        self.grants: dict[str, Grant] = {}
+        self.replies: list[Any] = []
+        self._inbound = Inbound()
+        self._outbound = Outbound(self._inbound)
+        self.formats = self._inbound.formats
+        self._engine = Engine(server.broker.name, MAX_FRAME)
+        self._handlers: dict[Any, LinkHandler] = {}
+        self._transport: asyncio.Transport | None = None
+        self._closing = False
+
+    # --- asyncio ---------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=_WRITE_HIGH)
+        self.alive = True
+        self.server.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.alive or self._closing or self.server.faults.is_silent(""):
+            return
+        try:
+            self._engine.push(self._inbound.feed(data))
+        except (FramingError, AmqpDecodeError) as error:
+            # Proton may have seen the start of the stream: it says goodbye properly where it can.
+            self._engine.close(BusError(conditions.FRAMING_ERROR, str(error)))
+            self._closing = True
+        self._process()
+        self.wants_output()
+
+    def eof_received(self) -> bool:
+        self._engine.end_input()
+        self._process()
+        self.wants_output()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        self.server.connections.discard(self)
+        for handler in list(self._handlers.values()):
+            self._gone(handler)
+        self._handlers.clear()
+        # Callbacks that wait for a commit may still hold pointers; they look at `alive` first.
+        self.server.after_commit(self._engine.free)
+
+    def pause_writing(self) -> None:
+        self.writable = False
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.writable = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+        for handler in list(self._handlers.values()):
+            handler.on_flow()
+        self.wants_output()
+
+    # --- output ----------------------------------------------------------------------------------------
+
+    def wants_output(self) -> None:
+        """Something was done to Proton that may have to be written at the end of this turn."""
+        self.server.unwritten.add(self)
+        self.server.schedule()
+
+    def flush(self) -> None:
+        """Write what Proton has, unless the client does not read."""
+        if not self.alive or not self.writable or self._transport is None:
+            return
+        self._process()
+        raw = self._engine.output()
+        if raw and not self.server.faults.is_silent(""):
+            self._write(self._outbound.feed(raw))
+        if self._engine.finished():
+            self._transport.close()
+
+    def _write(self, data: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(data)
+
+    def tick(self, milliseconds: int) -> None:
+        if self.alive:
+            self._engine.tick(milliseconds)
+            self.wants_output()
+
+    def close(self, error: BusError | None = None) -> None:
+        """Say goodbye: the connection ends when the client has read it."""
+        if self.alive and not self._closing:
+            self._closing = True
+            self._engine.close(error)
+            self.wants_output()
+
+    def drop(self) -> None:
+        """Cut the connection without a word."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- events ----------------------------------------------------------------------------------------
+
+    def _process(self) -> None:
+        if not self.alive:
+            return
+        for kind, event in self._engine.events():
+            try:
+                self._on_event(kind, event)
+            except Exception:
+                # One client's odd input must not end the server; this client is told and let go.
+                log.exception("an event of a client's connection could not be handled")
+                self._engine.close(BusError(conditions.INTERNAL_ERROR, "localbus failed on this connection."))
+                self._closing = True
+
+    def _on_event(self, kind: int, event: Any) -> None:
+        if kind == lib.PN_DELIVERY:
+            delivery = lib.pn_event_delivery(event)
+            handler = self._handlers.get(lib.pn_delivery_link(delivery))
+            if handler is not None:
+                handler.on_delivery(delivery)
+        elif kind == lib.PN_LINK_FLOW:
+            handler = self._handlers.get(lib.pn_event_link(event))
+            if handler is not None:
+                handler.on_flow()
+        elif kind == lib.PN_LINK_REMOTE_OPEN:
+            self._on_attach(lib.pn_event_link(event))
+        elif kind in (lib.PN_LINK_REMOTE_CLOSE, lib.PN_LINK_REMOTE_DETACH):
+            self._on_detach(lib.pn_event_link(event), kind == lib.PN_LINK_REMOTE_DETACH)
+        elif kind == lib.PN_SESSION_REMOTE_OPEN:
+            lib.pn_session_open(lib.pn_event_session(event))
+        elif kind == lib.PN_SESSION_REMOTE_CLOSE:
+            self._on_end(lib.pn_event_session(event))
+        elif kind == lib.PN_CONNECTION_REMOTE_OPEN:
+            lib.pn_connection_open(self._engine.connection)
+        elif kind == lib.PN_CONNECTION_REMOTE_CLOSE:
+            self._closing = True
+            lib.pn_connection_close(self._engine.connection)
+        elif kind == lib.PN_TRANSPORT_ERROR:
+            self._closing = True
+
+    def _on_attach(self, link: Any) -> None:
+        try:
+            handler = attach(self, link)
+        except BusError as error:
+            refuse_attach(link, error)
+            return
+        except AmqpDecodeError as error:
+            refuse_attach(link, BusError(conditions.INVALID_FIELD, f"The attach cannot be read: {error}."))
+            return
+        if handler is not None:
+            self._handlers[link] = handler
+
+    def adopt(self, handler: LinkHandler) -> None:
+        """A link that had to wait is open now."""
+        self._handlers[handler.link] = handler
+
+    def _on_detach(self, link: Any, detached: bool) -> None:
+        handler = self._handlers.pop(link, None)
+        if handler is not None:
+            self._gone(handler)
+        if detached:
+            lib.pn_link_detach(link)
+        else:
+            lib.pn_link_close(link)
+        self.server.after_commit(lambda: self._free(lib.pn_link_free, link))
+
+    def _on_end(self, session: Any) -> None:
+        for link, handler in list(self._handlers.items()):
+            if lib.pn_link_session(link) == session:
+                del self._handlers[link]
+                self._gone(handler)
+        lib.pn_session_close(session)
+        self.server.after_commit(lambda: self._free(lib.pn_session_free, session))
+
+    def _free(self, function: Any, pointer: Any) -> None:
+        if self.alive:
+            function(pointer)
+            self.wants_output()
+
+    def forget(self, handler: LinkHandler) -> None:
+        """We closed a link ourselves; its last word comes with the client's detach."""
+        if self._handlers.pop(handler.link, None) is not None:
+            self._gone(handler)
+
+    def _gone(self, handler: LinkHandler) -> None:
+        if handler.open:
+            handler.open = False
+            handler.on_closed()
+
+    # --- grants ----------------------------------------------------------------------------------------
+
+    def authorize(self, path: str, right: str | None) -> None:
+        """Refuse what no token of this connection covers."""
+        now = self.server.now()
+        for grant in self.grants.values():
+            if grant.expires_at > now and grant.covers(path, right):
+                return
+        needed = "A token is" if right is None else f"'{right}' claim(s) are"
+        raise unauthorized(f"{needed} required to perform this operation. Resource: '{path}'.")
+
+    def close_expired(self, now: float) -> None:
+        """Close the links whose token has run out and was not renewed."""
+        if not any(grant.expires_at <= now for grant in self.grants.values()):
+            return
+        self.grants = {key: grant for key, grant in self.grants.items() if grant.expires_at > now}
+        for handler in list(self._handlers.values()):
+            if handler.right is None:
+                continue
+            try:
+                self.authorize(handler.path, handler.right)
+            except BusError:
+                handler.refuse(unauthorized("ExpiredToken: The token is expired."))
+
+    def handlers(self) -> list[LinkHandler]:
+        return list(self._handlers.values())
+
+
+def refuse_attach(link: Any, error: BusError) -> None:
+    """Answer an attach with null termini, then close with the error: the form the SDKs understand."""
+    engine.set_condition(lib.pn_link_condition(link), error)
+    lib.pn_link_open(link)
+    lib.pn_link_close(link)

@@ -1,0 +1,125 @@
+"""Who gets the next message: the receivers of each queue in turn, and those that wait for a session."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from . import conditions
+from .conditions import BusError
+from .queues import Queue
+
+if TYPE_CHECKING:
+    from .links import Consumer
+
+
+class Waiting(Protocol):
+    """Someone who wants the next free session of a queue."""
+
+    deadline: float
+
+    def offer(self, now: float) -> bool:
+        """Try to take a session; True when it did, or no longer wants one."""
+
+    def give_up(self, error: BusError) -> None: ...
+
+
+@dataclass(eq=False)
+class _Receivers:
+    consumers: deque[Consumer]
+    waiting: deque[Waiting]
+
+
+class Dispatcher:
+    """Receivers by queue. `run` hands out what there is; nobody is served twice before all were once."""
+
+    def __init__(self) -> None:
+        self._queues: dict[Queue, _Receivers] = {}
+        self._woken: dict[Consumer, None] = {}
+
+    def _of(self, queue: Queue) -> _Receivers:
+        found = self._queues.get(queue)
+        if found is None:
+            found = self._queues[queue] = _Receivers(deque(), deque())
+        return found
+
+    def add(self, consumer: Consumer) -> None:
+        self._of(consumer.queue).consumers.append(consumer)
+
+    def remove(self, consumer: Consumer) -> None:
+        self._woken.pop(consumer, None)
+        found = self._queues.get(consumer.queue)
+        if found is not None and consumer in found.consumers:
+            found.consumers.remove(consumer)
+            self._tidy(consumer.queue)
+
+    def wait(self, queue: Queue, waiting: Waiting) -> None:
+        self._of(queue).waiting.append(waiting)
+
+    def stop_waiting(self, queue: Queue, waiting: Any) -> None:
+        found = self._queues.get(queue)
+        if found is not None and waiting in found.waiting:
+            found.waiting.remove(waiting)
+            self._tidy(queue)
+
+    def wake(self, consumer: Consumer) -> None:
+        """A receiver has new credit, or can be written to again."""
+        self._woken[consumer] = None
+        consumer.connection.server.schedule()
+
+    def consumers(self, queue: Queue) -> list[Consumer]:
+        found = self._queues.get(queue)
+        return [] if found is None else list(found.consumers)
+
+    def run(self, ready: Iterable[Queue], now: float) -> bool:
+        """Serve the receivers of queues that have something, and those woken; says whether more is to do."""
+        more = False
+        woken, self._woken = self._woken, {}
+        for queue in ready:
+            found = self._queues.get(queue)
+            if found is None:
+                continue
+            while found.waiting and found.waiting[0].offer(now):
+                found.waiting.popleft()
+            for _ in range(len(found.consumers)):
+                if not found.consumers:
+                    break
+                consumer = found.consumers[0]
+                found.consumers.rotate(-1)
+                woken.pop(consumer, None)
+                if consumer.pull(now):
+                    self._woken[consumer] = None
+                    more = True
+        for consumer in woken:
+            if consumer.open and consumer.pull(now):
+                self._woken[consumer] = None
+                more = True
+        return more
+
+    def expire(self, now: float) -> None:
+        """Tell those who have waited long enough that there was no session for them."""
+        for queue, found in list(self._queues.items()):
+            for waiting in [w for w in found.waiting if w.deadline <= now]:
+                found.waiting.remove(waiting)
+                waiting.give_up(
+                    BusError(
+                        conditions.TIMEOUT,
+                        f"No session of '{queue.path}' became free within the time the receiver allowed.",
+                    )
+                )
+            self._tidy(queue)
+
+    def next_deadline(self) -> float:
+        return min((w.deadline for f in self._queues.values() for w in f.waiting), default=float("inf"))
+
+    def forget(self, queue: Queue) -> list[Any]:
+        """The queue is deleted: everyone on it."""
+        found = self._queues.pop(queue, None)
+        return [] if found is None else [*found.consumers, *found.waiting]
+
+    def _tidy(self, queue: Queue) -> None:
+        found = self._queues.get(queue)
+        if found is not None and not found.consumers and not found.waiting:
+            del self._queues[queue]

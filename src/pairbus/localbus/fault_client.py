@@ -1,0 +1,136 @@
+"""Set and clear the faults of a running localbus, over its management port."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote_plus
+
+from .faults import FaultError
+
+
+class FaultClient:
+    """One method per fault; each takes `entity` (a path, default all), `count` and `seconds`, and returns an id."""
+
+    def __init__(self, host: str, port: int, connection_string: str, ca_file: str) -> None:
+        self._host = host
+        self._port = port
+        self._secrets = connection_string
+        self._ca_file = ca_file
+
+    def __repr__(self) -> str:
+        return f"<FaultClient {self._host}:{self._port}>"
+
+    def unavailable(self, entity: str = "*", *, condition: str | None = None, **limits: Any) -> int:
+        """New links are refused and existing ones detached (default condition: amqp:internal-error)."""
+        return self._set("unavailable", entity, {"condition": condition}, limits)
+
+    def black_hole(self, entity: str = "*", **limits: Any) -> int:
+        """Bytes are accepted, nothing is answered."""
+        return self._set("black-hole", entity, {}, limits)
+
+    def drop(self, entity: str = "*", *, after: int = 0, **limits: Any) -> int:
+        """Cut the connections of an entity now, or each time `after` messages have come in."""
+        return self._set("drop", entity, {"after": after}, limits)
+
+    def reject(
+        self, condition: str, entity: str = "*", *, description: str | None = None, rate: float = 1.0, **limits: Any
+    ) -> int:
+        """Sends are rejected with a condition."""
+        given = {"condition": condition, "description": description, "rate": rate}
+        return self._set("reject", entity, given, limits)
+
+    def busy(self, entity: str = "*", *, rate: float = 1.0, **limits: Any) -> int:
+        """The service is throttling: sends, attaches and requests get server-busy."""
+        return self._set("busy", entity, {"rate": rate}, limits)
+
+    def internal_error(self, entity: str = "*", *, rate: float = 1.0, **limits: Any) -> int:
+        """Sends and requests fail with an internal error."""
+        return self._set("internal-error", entity, {"rate": rate}, limits)
+
+    def lock_lost(self, entity: str = "*", *, rate: float = 1.0, **limits: Any) -> int:
+        """Settling finds the lock lost."""
+        return self._set("lock-lost", entity, {"rate": rate}, limits)
+
+    def late_settle(self, delay: float, entity: str = "*", **limits: Any) -> int:
+        """A settlement is applied at once and answered late."""
+        return self._set("late-settle", entity, {"delay": delay}, limits)
+
+    def lost_settle(self, entity: str = "*", *, rate: float = 1.0, **limits: Any) -> int:
+        """A settlement is applied and its answer never sent."""
+        return self._set("lost-settle", entity, {"rate": rate}, limits)
+
+    def lost_accept(self, entity: str = "*", *, rate: float = 1.0, **limits: Any) -> int:
+        """A sent message is taken in and its answer never sent."""
+        return self._set("lost-accept", entity, {"rate": rate}, limits)
+
+    def latency(self, delay: float, entity: str = "*", **limits: Any) -> int:
+        """Each direction takes this many seconds longer."""
+        return self._set("latency", entity, {"delay": delay}, limits)
+
+    def quota_exceeded(self, entity: str = "*", **limits: Any) -> int:
+        """The entity is full."""
+        return self._set("quota", entity, {}, limits)
+
+    def size_limit(self, limit: int, entity: str = "*", **limits: Any) -> int:
+        """Messages above this many bytes are too large, for links that attach from now on."""
+        return self._set("size-limit", entity, {"limit": limit}, limits)
+
+    def clear(self, id: int | None = None) -> None:
+        """End one fault, or all."""
+        self._request("DELETE", "" if id is None else f"?id={id}")
+
+    def list(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._request("GET", "")
+        return found
+
+    @contextmanager
+    def during(self, kind: str, entity: str = "*", **parameters: Any) -> Iterator[int]:
+        """A fault for the length of a with statement: `with bus.faults.during("busy", "orders"): ...`."""
+        id = self._set(kind, entity, parameters, {})
+        try:
+            yield id
+        finally:
+            self.clear(id)
+
+    def _set(self, kind: str, entity: str, parameters: dict[str, Any], limits: dict[str, Any]) -> int:
+        given = {key: value for key, value in {**parameters, **limits}.items() if value is not None}
+        found = self._request("POST", "", {"kind": kind, "entity": entity, **given})
+        return int(found.get("id", 0))
+
+    def _request(self, method: str, query: str, body: dict[str, Any] | None = None) -> Any:
+        context = ssl.create_default_context(cafile=self._ca_file)
+        connection = http.client.HTTPSConnection(self._host, self._port, timeout=10, context=context)
+        try:
+            raw = None if body is None else json.dumps(body)
+            connection.request(method, f"/$localbus/faults{query}", raw, {"Authorization": self._token()})
+            response = connection.getresponse()
+            text = response.read().decode()
+        finally:
+            connection.close()
+        if response.status >= 400:
+            try:
+                text = json.loads(text)["error"]
+            except (ValueError, KeyError, TypeError):
+                text = f"localbus answered {response.status}: {text}"
+            raise FaultError(text)
+        return json.loads(text)
+
+    def _token(self) -> str:
+        parts = dict(part.partition("=")[::2] for part in self._secrets.split(";") if part)
+        resource = quote_plus(f"https://{self._host}:{self._port}/")
+        expiry = int(time.time()) + 300
+        key = parts["SharedAccessKey"].encode()
+        signature = base64.b64encode(hmac.new(key, f"{resource}\n{expiry}".encode(), hashlib.sha256).digest())
+        return (
+            f"SharedAccessSignature sr={resource}&sig={quote_plus(signature)}&se={expiry}"
+            f"&skn={parts['SharedAccessKeyName']}"
+        )

@@ -1,0 +1,408 @@
+"""The links of a connection: a client's sender, a client's receiver, and how each talks to the broker.
+
+A link handler reads Proton's pointers and calls the broker; what must be durable first is answered through
+`connection.after_commit`. Faults are asked at each point where the real service could fail.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..domain.values import AmqpDecodeError
+from . import conditions, engine
+from .auth import LISTEN, SEND
+from .broker import size_exceeded
+from .conditions import BusError
+from .engine import lib
+from .hubs import Hub
+from .message import BATCH_FORMAT, Draft, read_batch, read_message
+from .queues import Queue, swap_guid
+from .sessions import Session
+from .topics import Topic
+
+if TYPE_CHECKING:
+    from .connection import AmqpConnection
+
+CREDIT = 1000
+_PULL = 200
+DOTNET_EPOCH_MS = 62_135_596_800_000
+
+
+class LinkHandler:
+    """What every link has: its connection, its Proton pointer, the path that faults and grants know it by."""
+
+    #: The claim a token must hold for this link; None where none is asked for.
+    right: str | None = None
+
+    def __init__(self, connection: AmqpConnection, link: Any, path: str) -> None:
+        self.connection = connection
+        self.link = link
+        self.path = path
+        self.name = engine.text(lib.pn_link_name(link)) or ""
+        self.open = True
+
+    def on_delivery(self, delivery: Any) -> None: ...
+
+    def on_flow(self) -> None: ...
+
+    def on_closed(self) -> None:
+        """The link is gone, by either side's doing or with its connection."""
+
+    def refuse(self, error: BusError) -> None:
+        """Close the link from our side."""
+        if self.open and self.connection.alive:
+            engine.set_condition(lib.pn_link_condition(self.link), error)
+            lib.pn_link_close(self.link)
+            self.connection.forget(self)
+            self.connection.wants_output()
+
+
+class Incoming(LinkHandler):
+    """A client's sender: collects each delivery's bytes and passes whole messages on."""
+
+    def __init__(self, connection: AmqpConnection, link: Any, path: str, limit: int) -> None:
+        super().__init__(connection, link, path)
+        self.limit = limit
+        self._partial = bytearray()
+        self._oversize = 0
+
+    def start(self) -> None:
+        lib.pn_link_set_max_message_size(self.link, self.limit)
+        lib.pn_link_open(self.link)
+        lib.pn_link_flow(self.link, CREDIT)
+
+    def on_delivery(self, delivery: Any) -> None:
+        link = self.link
+        if lib.pn_link_current(link) != delivery:
+            return  # only its settlement changed
+        if lib.pn_delivery_aborted(delivery):
+            self._partial.clear()
+            self._oversize = 0
+            lib.pn_delivery_settle(delivery)
+            return
+        pending = lib.pn_delivery_pending(delivery)
+        if lib.pn_delivery_partial(delivery):
+            if pending:
+                self._collect(engine.receive(link, pending))
+            return
+        raw = engine.receive(link, pending) if pending else b""
+        if self._partial or self._oversize:
+            self._collect(raw)
+            raw = bytes(self._partial)
+            self._partial = bytearray()
+        size, self._oversize = self._oversize, 0
+        number = 0
+        formats = self.connection.formats
+        if formats:
+            number = formats.pop((self.name.encode(), engine.tag(delivery)), 0)
+        lib.pn_link_advance(link)
+        if lib.pn_link_credit(link) < CREDIT // 2:
+            lib.pn_link_flow(link, CREDIT - lib.pn_link_credit(link))
+        if size or len(raw) > self.limit:
+            self.answer(delivery, size_exceeded(self.path, size or len(raw), self.limit))
+        else:
+            self.on_message(delivery, raw, number)
+
+    def _collect(self, piece: bytes) -> None:
+        if self._oversize or len(self._partial) + len(piece) > self.limit:
+            self._oversize = (self._oversize or len(self._partial)) + len(piece)
+            self._partial = bytearray()
+        else:
+            self._partial += piece
+
+    def on_message(self, delivery: Any, raw: bytes, number: int) -> None:
+        raise NotImplementedError
+
+    def answer(self, delivery: Any, error: BusError | None = None) -> None:
+        """Accept or reject a delivery, now; one that was sent settled gets no answer."""
+        if lib.pn_delivery_settled(delivery):
+            lib.pn_delivery_settle(delivery)
+        else:
+            engine.settle(delivery, engine.ACCEPTED if error is None else engine.REJECTED, error)
+        self.connection.wants_output()
+
+
+class Producer(Incoming):
+    """A client that sends to a queue, a topic, an event hub or one of its partitions."""
+
+    right = SEND
+
+    def __init__(
+        self, connection: AmqpConnection, link: Any, path: str, target: Queue | Topic | Hub, partition: str | None
+    ) -> None:
+        limit = 1024 * 1024
+        if not isinstance(target, Hub):
+            limit = target.settings.max_message_size_in_kilobytes * 1024
+        limit = connection.server.faults.size_limit(path, limit)
+        super().__init__(connection, link, path, limit)
+        self.target = target
+        self.partition = partition
+        self.queue = target if isinstance(target, Queue) else target.inbox if isinstance(target, Topic) else None
+        if self.queue is not None:
+            connection.server.broker.attach(self.queue)
+
+    def on_closed(self) -> None:
+        if self.queue is not None:
+            self.connection.server.broker.detach(self.queue)
+
+    def on_message(self, delivery: Any, raw: bytes, number: int) -> None:
+        server = self.connection.server
+        fault = server.faults.on_send(self.path) if server.faults.active else None
+        if fault is not None:
+            if fault.swallow:
+                return  # bytes accepted, nothing answered
+            if fault.error is not None:
+                server.later(self, fault.latency, lambda: self.answer_if_alive(delivery, fault.error))
+                return
+            if fault.latency:
+                settled = lambda: self._take(delivery, raw, number, fault.latency, fault.silent)  # noqa: E731
+                server.later(self, fault.latency, settled)
+                return
+        self._take(delivery, raw, number, 0.0, fault is not None and fault.silent)
+        if fault is not None and fault.drop:
+            server.after_commit(self.connection.drop)
+
+    def _take(self, delivery: Any, raw: bytes, number: int, latency: float, silent: bool) -> None:
+        server = self.connection.server
+        error: BusError | None = None
+        try:
+            drafts = read_batch(raw) if number == BATCH_FORMAT else [read_message(raw)]
+            self._accept(drafts, raw, server.now())
+        except AmqpDecodeError as bad:
+            error = BusError(conditions.DECODE_ERROR, f"The message cannot be read: {bad}.")
+        except BusError as refused:
+            error = refused
+        if silent:
+            return
+        if latency:
+            server.after_commit(
+                lambda: server.later(self, latency, lambda: self.answer_if_alive(delivery, error))
+            )
+        else:
+            server.after_commit(lambda: self.answer_if_alive(delivery, error))
+
+    def _accept(self, drafts: list[Draft], raw: bytes, now: float) -> None:
+        broker = self.connection.server.broker
+        if isinstance(self.target, Hub):
+            hub = self.target
+            if self.partition is not None:
+                partition = hub.partition(self.partition)
+            else:
+                key = read_message(raw).partition_key if drafts else None
+                key = key or (drafts[0].partition_key if drafts else None)
+                partition = hub.choose(key)
+            broker.publish(partition, hub, drafts, now)
+            self.connection.server.hub_ready(partition)
+        else:
+            broker.send(self.target, drafts, now)
+
+    def answer_if_alive(self, delivery: Any, error: BusError | None) -> None:
+        if self.connection.alive and self.open:
+            self.answer(delivery, error)
+
+
+class Outgoing(LinkHandler):
+    """A client's receiver: something pushes encoded messages to it while it has credit."""
+
+    def credit(self) -> int:
+        return int(lib.pn_link_credit(self.link))
+
+    def finish_drain(self) -> None:
+        """A client that asked for what is there, and no more, is told that this was all."""
+        if lib.pn_link_get_drain(self.link):
+            lib.pn_link_drained(self.link)
+            self.connection.wants_output()
+
+
+class Consumer(Outgoing):
+    """A client that receives from a queue, a subscription or a dead-letter queue."""
+
+    right = LISTEN
+
+    def __init__(
+        self, connection: AmqpConnection, link: Any, path: str, queue: Queue, session: Session | None
+    ) -> None:
+        super().__init__(connection, link, path)
+        self.queue = queue
+        self.session = session
+        self.delete = lib.pn_link_remote_snd_settle_mode(link) == lib.PN_SND_SETTLED
+        self._unsettled: dict[Any, bytes] = {}
+        self._owner = object() if session is None else session.owner
+        server = connection.server
+        server.broker.attach(queue)
+        server.dispatcher.add(self)
+
+    def on_flow(self) -> None:
+        self.connection.server.dispatcher.wake(self)
+
+    def on_closed(self) -> None:
+        server = self.connection.server
+        server.dispatcher.remove(self)
+        server.broker.detach(self.queue)
+        if self.session is not None:
+            self.queue.release_session(self.session, self._owner, server.now())
+        # Messages that were not settled stay locked until their time: a token outlives its link.
+        self._unsettled.clear()
+
+    def lost_session(self, session: str, owner: Any) -> bool:
+        """Whether this link held that session, whose lock has run out."""
+        return self.session is not None and self.session.id == session and self._owner is owner
+
+    def pull(self, now: float) -> bool:
+        """Take what credit allows; says whether more could be had at once."""
+        connection = self.connection
+        server = connection.server
+        if not connection.alive or not self.open:
+            return False
+        if not connection.writable:
+            return False  # resumed by the transport
+        latency = 0.0
+        if server.faults.active:
+            if server.faults.is_silent(self.path):
+                return False
+            latency = server.faults.latency(self.path)
+        room = min(self.credit(), _PULL)
+        if room > 0:
+            messages = self.queue.acquire(now, room, self._owner, self.session, delete=self.delete)
+            if messages:
+                payloads = server.broker.payloads(messages)
+                if latency:
+                    pairs = list(zip(messages, payloads, strict=True))
+                    server.later(self, latency, lambda: self._push(pairs))
+                else:
+                    self._push(list(zip(messages, payloads, strict=True)))
+                server.schedule()
+                if len(messages) == room:
+                    return self.credit() > 0 and self.queue.has_ready(self.session)
+        self.finish_drain()
+        return False
+
+    def _push(self, pairs: list[Any]) -> None:
+        if not (self.connection.alive and self.open):
+            return
+        link, unsettled = self.link, self._unsettled
+        for message, payload in pairs:
+            lock = message.lock
+            if self.delete or lock is None:
+                engine.send(link, message.sequence.to_bytes(16, "little"), message.delivered(payload), settled=True)
+            else:
+                tag = lock.tag
+                body = message.delivered(payload, swap_guid(tag), lock.end)
+                unsettled[engine.send(link, tag, body)] = tag
+        self.connection.wants_output()
+
+    def on_delivery(self, delivery: Any) -> None:
+        if not lib.pn_delivery_updated(delivery):
+            return
+        outcome = lib.pn_delivery_remote_state(delivery)
+        settled = bool(lib.pn_delivery_settled(delivery))
+        if not outcome and not settled:
+            return
+        tag = self._unsettled.pop(delivery, None)
+        if tag is None:
+            return  # answered already; it is settled in its turn
+        if outcome not in (engine.ACCEPTED, engine.REJECTED, engine.RELEASED, engine.MODIFIED):
+            lib.pn_delivery_settle(delivery)  # settled with no outcome: the lock runs on to its end
+            return
+        server = self.connection.server
+        fault = server.faults.on_settle(self.path) if server.faults.active else None
+        latency = 0.0
+        if fault is not None:
+            if fault.swallow:
+                return
+            latency = fault.latency
+            if latency:
+                server.later(self, latency, lambda: self._settle(delivery, tag, outcome, settled, fault))
+                return
+        self._settle(delivery, tag, outcome, settled, fault)
+
+    def _settle(self, delivery: Any, tag: bytes, outcome: int, settled: bool, fault: Any) -> None:
+        if not self.connection.alive or not self.open:
+            return
+        server = self.connection.server
+        error: BusError | None = None
+        try:
+            if fault is not None and fault.error is not None:
+                raise fault.error
+            self._apply(delivery, tag, outcome, server.now())
+        except BusError as refused:
+            error = refused
+        except AmqpDecodeError as bad:
+            error = BusError(conditions.DECODE_ERROR, f"The outcome cannot be read: {bad}.")
+        if fault is not None and fault.silent:
+            return
+        delay = 0.0 if fault is None else fault.latency + fault.late
+
+        def confirm() -> None:
+            if self.connection.alive and self.open:
+                if settled:
+                    lib.pn_delivery_settle(delivery)
+                else:
+                    engine.settle(delivery, outcome if error is None else engine.REJECTED, error)
+                self.connection.wants_output()
+
+        server.after_commit(confirm if not delay else lambda: server.later(self, delay, confirm))
+
+    def _apply(self, delivery: Any, tag: bytes, outcome: int, now: float) -> None:
+        queue = self.queue
+        if outcome == engine.ACCEPTED:
+            queue.complete(tag, now)
+            return
+        remote = lib.pn_delivery_remote(delivery)
+        if outcome == engine.RELEASED:
+            queue.abandon(tag, now)
+        elif outcome == engine.MODIFIED:
+            properties = _texts(engine.read(lib.pn_disposition_annotations(remote)))
+            if lib.pn_disposition_is_undeliverable(remote):
+                queue.defer(tag, now, properties)
+            else:
+                queue.abandon(tag, now, properties)
+        else:
+            condition = lib.pn_disposition_condition(remote)
+            info = _texts(engine.read(lib.pn_condition_info(condition)))
+            reason = info.pop("DeadLetterReason", None)
+            description = info.pop("DeadLetterErrorDescription", None)
+            if description is None and engine.text(lib.pn_condition_get_name(condition)) != conditions.DEAD_LETTER:
+                reason = reason or engine.text(lib.pn_condition_get_name(condition))
+                description = engine.text(lib.pn_condition_get_description(condition))
+            queue.dead_letter(tag, now, _text(reason), _text(description), info)
+
+
+class HubConsumer(Outgoing):
+    """A client that reads an event hub's partition from a position on."""
+
+    right = LISTEN
+
+    def __init__(self, connection: AmqpConnection, link: Any, path: str, partition: Any, position: int) -> None:
+        super().__init__(connection, link, path)
+        self.partition = partition
+        self.position = position
+        connection.server.hub_readers.setdefault(partition, set()).add(self)
+
+    def on_closed(self) -> None:
+        self.connection.server.hub_readers.get(self.partition, set()).discard(self)
+
+    def on_flow(self) -> None:
+        self.pull()
+
+    def pull(self) -> None:
+        """Push the events that have come since, as far as credit goes."""
+        if not (self.connection.alive and self.open and self.connection.writable):
+            return
+        while self.credit() > 0 and self.position < len(self.partition.events):
+            event = self.partition.events[self.position]
+            self.position += 1
+            engine.send(self.link, self.position.to_bytes(8, "big"), event.delivered(), settled=True)
+        self.finish_drain()
+        self.connection.wants_output()
+
+
+def _texts(properties: Any) -> dict[str, Any]:
+    """Keys as text: symbols from most SDKs, strings from Java's."""
+    if not isinstance(properties, dict):
+        return {}
+    return {str(key): value for key, value in properties.items()}
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)

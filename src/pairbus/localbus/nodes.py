@@ -1,0 +1,129 @@
+"""`$cbs` and `$management`: the two nodes of the service that answer requests over a pair of links."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..domain.values import AmqpDecodeError
+from . import conditions, engine
+from .addresses import parse_address
+from .auth import unauthorized
+from .conditions import BusError
+from .engine import lib
+from .hubs import Hub
+from .links import Incoming, Outgoing
+from .queues import Queue
+from .requests import Reply, Request, read_request, write_reply
+from .topics import Topic
+
+if TYPE_CHECKING:
+    from .connection import AmqpConnection
+
+_MAX_REQUEST = 1024 * 1024
+
+
+class Replies(Outgoing):
+    """The client's receiving half: replies to it are found by its address, its name, or its node."""
+
+    def __init__(self, connection: AmqpConnection, link: Any, path: str) -> None:
+        super().__init__(connection, link, path)
+        self.reply_to = engine.address(lib.pn_link_remote_target(link))
+        self._sent = 0
+        connection.replies.append(self)
+
+    def on_closed(self) -> None:
+        self.connection.replies.remove(self)
+
+    def send(self, message: bytes) -> None:
+        if self.connection.alive and self.open:
+            self._sent += 1
+            engine.send(self.link, self._sent.to_bytes(4, "big"), message, settled=True)
+            self.connection.wants_output()
+
+
+class Requests(Incoming):
+    """The client's sending half: each message is a request."""
+
+    def __init__(self, connection: AmqpConnection, link: Any, path: str) -> None:
+        super().__init__(connection, link, path, _MAX_REQUEST)
+
+    def on_message(self, delivery: Any, raw: bytes, number: int) -> None:
+        self.answer(delivery)
+        try:
+            request = read_request(raw)
+        except AmqpDecodeError as error:
+            self.refuse(BusError(conditions.DECODE_ERROR, f"The request cannot be read: {error}."))
+            return
+        server = self.connection.server
+        if server.faults.is_silent(self.path):
+            return
+        latency = server.faults.latency(self.path)
+        if latency:
+            server.later(self, latency, lambda: self._reply(request, latency))
+        else:
+            self._reply(request, 0.0)
+
+    def _reply(self, request: Request, latency: float) -> None:
+        server = self.connection.server
+        reply = write_reply(request, self.respond(request))
+
+        def send() -> None:
+            link = self._reply_link(request)
+            if link is not None:
+                link.send(reply)
+
+        server.after_commit(send if not latency else lambda: server.later(self, latency, send))
+
+    def respond(self, request: Request) -> Reply:
+        raise NotImplementedError
+
+    def _reply_link(self, request: Request) -> Replies | None:
+        links: list[Replies] = self.connection.replies
+        for link in links:
+            if request.reply_to is not None and request.reply_to in (link.reply_to, link.name):
+                return link
+        return next((link for link in reversed(links) if link.path == self.path), None)
+
+
+class CbsRequests(Requests):
+    """Takes tokens."""
+
+    def respond(self, request: Request) -> Reply:
+        connection = self.connection
+        server = connection.server
+        if request.operation != "put-token":
+            return Reply.of(BusError(conditions.NOT_IMPLEMENTED, f"'{request.operation}' is not 'put-token'."))
+        audience = request.properties.get("name")
+        try:
+            if not isinstance(audience, str) or not isinstance(request.body, str):
+                raise unauthorized("MalformedToken: put-token needs a 'name' and a token as text.")
+            address = parse_address(audience)
+            target = server.find_or_none(address)
+            own = () if target is None or isinstance(target, Hub) else target.settings.authorization_rules
+            grant = server.authorizer.grant(request.body, audience, server.now(), own)
+            if address.entity and target is None:
+                raise conditions.not_found(address.path)
+        except BusError as error:
+            return Reply.of(error)
+        connection.grants[grant.path] = grant
+        server.expect_expiry(grant.expires_at)
+        return Reply(202, "Accepted")
+
+
+class ManagementRequests(Requests):
+    """Works on one entity."""
+
+    def __init__(self, connection: AmqpConnection, link: Any, path: str, target: Queue | Topic | Hub) -> None:
+        super().__init__(connection, link, path)
+        self._target = target
+
+    def respond(self, request: Request) -> Reply:
+        server = self.connection.server
+        try:
+            self.connection.authorize(self.path, server.operations.right(request))
+            fault = server.faults.on_request(self.path, request.operation)
+            if fault is not None:
+                raise fault
+        except BusError as error:
+            return Reply.of(error)
+        return server.operations.handle(self._target, request)

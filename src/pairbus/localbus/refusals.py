@@ -1,0 +1,77 @@
+"""The management REST's errors in the service's own words, so that clients and people read what they know."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from .conditions import BusError
+from .http import Response, refusal
+
+_MORE = "To know more visit https://aka.ms/sbResourceMgrExceptions."
+_CONFLICT = "Conflict. You're requesting an operation that isn't allowed in the resource's current state."
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a path names: an entity, a topic's subscription, a rule of that; or a listing of one kind."""
+
+    entity: str
+    subscription: str = ""
+    rule: str = ""
+    listing: str = ""
+
+    @classmethod
+    def of(cls, path: str) -> Place:
+        """`a/b` may be a queue's name, so the words between names are looked for from the end."""
+        parts = path.strip("/").split("/")
+        words = [part.lower() for part in parts]
+        if len(parts) >= 5 and words[-4] == "subscriptions" and words[-2] == "rules":
+            return cls("/".join(parts[:-4]), parts[-3], parts[-1])
+        if len(parts) >= 4 and words[-3] == "subscriptions" and words[-1] == "rules":
+            return cls("/".join(parts[:-3]), parts[-2], listing="Rules")
+        if len(parts) >= 3 and words[-2] == "subscriptions":
+            return cls("/".join(parts[:-2]), parts[-1])
+        if len(parts) >= 2 and words[-1] == "subscriptions":
+            return cls("/".join(parts[:-1]), listing="Subscriptions")
+        return cls("/".join(parts))
+
+    def full_name(self, namespace: str) -> str:
+        """The service's internal name of what hangs on a topic."""
+        names = (self.entity, self.subscription, self.rule)
+        return f"{namespace}:Topic:" + "|".join(name for name in names if name)
+
+
+def refused(error: BusError, method: str, path: str, host: str, namespace: str) -> Response:
+    """A BusError as the service would have answered it at this path; only its text is dressed up."""
+    now = datetime.fromtimestamp(time.time(), timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
+    detail = _detail(error, method, Place.of(path), namespace)
+    return refusal(
+        error.status,
+        f"{detail} TrackingId:{uuid.uuid4()}_G0, SystemTracker:{host}:{path}, Timestamp:{now}",
+    )
+
+
+def _detail(error: BusError, method: str, place: Place, namespace: str) -> str:
+    below_topic = bool(place.subscription or place.listing)
+    text = error.description.rstrip()
+    text = text if text.endswith((".", "!", "?")) else text + "."
+    if place.entity.startswith("$"):  # no entity, so no words of the service's
+        return text
+    match error.status, below_topic, method:
+        case 404, True, _:
+            return f"Entity '{place.full_name(namespace)}' was not found. {_MORE} "
+        case 404, False, "DELETE":
+            return "No service is hosted at the specified address."
+        case 404, False, "PUT":
+            return f"SubCode=40400. Not Found. The Operation doesn't exist. {_MORE} ."
+        case 409, True, _:
+            return f"The messaging entity '{place.full_name(namespace)}' already exists. {_MORE} "
+        case 409, False, _:
+            return f"SubCode=40900. {_CONFLICT} {_MORE} ."
+        case 400, _, _:
+            prefix = "" if below_topic or text.startswith("SubCode=") else "SubCode=40000. "
+            return f"{prefix}{text} {_MORE} ."
+    return text

@@ -1,0 +1,79 @@
+"""Rules as `$management` carries them: maps when one is added, described lists when they are listed."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from ..domain.values import Described, Timestamp, ULong
+from .payload import plain
+from .settings import CorrelationFilter, FalseFilter, RuleFilter, RuleSettings, SqlExpression, TrueFilter
+
+# Descriptors of the described lists in which rules travel.
+_RULE, _NO_ACTION, _SQL_ACTION = ULong(0x13700000004), ULong(0x13700000005), ULong(0x13700000006)
+_SQL, _TRUE, _FALSE = ULong(0x1370000006), ULong(0x1370000007), ULong(0x1370000008)
+_CORRELATION = ULong(0x1370000009)
+
+
+def read_rule(name: str, description: dict[Any, Any]) -> RuleSettings:
+    """A rule as `add-rule` carries it: maps of the filter and the action."""
+    found = {str(key): value for key, value in description.items()}
+    chosen: RuleFilter = TrueFilter()
+    if isinstance(found.get("sql-filter"), dict):
+        text = {str(k): v for k, v in found["sql-filter"].items()}.get("expression")
+        chosen = SqlExpression(str(text))
+        if str(text).replace(" ", "") == "1=1":
+            chosen = TrueFilter()
+    elif isinstance(found.get("correlation-filter"), dict):
+        parts = {str(k): v for k, v in found["correlation-filter"].items()}
+        texts = {
+            ours: str(parts[theirs])
+            for ours, theirs in (
+                ("correlation_id", "correlation-id"),
+                ("message_id", "message-id"),
+                ("to", "to"),
+                ("reply_to", "reply-to"),
+                ("label", "label"),
+                ("session_id", "session-id"),
+                ("reply_to_session_id", "reply-to-session-id"),
+                ("content_type", "content-type"),
+            )
+            if parts.get(theirs) is not None
+        }
+        properties = {str(k): plain(v) for k, v in (parts.get("properties") or {}).items()}
+        chosen = CorrelationFilter(**texts, properties=properties)
+    elif "false-filter" in found:
+        chosen = FalseFilter()
+    action = None
+    if isinstance(found.get("sql-rule-action"), dict):
+        text = {str(k): v for k, v in found["sql-rule-action"].items()}.get("expression")
+        action = None if text is None else SqlExpression(str(text))
+    return RuleSettings(name, chosen, action)
+
+
+def write_rule(rule: RuleSettings, created_at: float) -> Described:
+    """A rule as `enumerate-rules` returns it."""
+    chosen, filter = rule.filter, Described(_TRUE, [])
+    if isinstance(chosen, FalseFilter):
+        filter = Described(_FALSE, [])
+    elif isinstance(chosen, SqlExpression):
+        filter = Described(_SQL, [chosen.text, 20])
+    elif isinstance(chosen, CorrelationFilter):
+        fields = [
+            chosen.correlation_id, chosen.message_id, chosen.to, chosen.reply_to, chosen.label, chosen.session_id,
+            chosen.reply_to_session_id, chosen.content_type,
+            {k: _amqp(v) for k, v in chosen.properties.items()},
+        ]  # fmt: skip
+        filter = Described(_CORRELATION, fields)
+    action = Described(_NO_ACTION, [])
+    if rule.action is not None:
+        action = Described(_SQL_ACTION, [rule.action.text, 20])
+    created = Timestamp(int(created_at * 1000))
+    return Described(_RULE, [filter, action, rule.name, created])
+
+
+def _amqp(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return Timestamp(int(value.replace(tzinfo=value.tzinfo or timezone.utc).timestamp() * 1000))
+    return value
+

@@ -1,0 +1,287 @@
+"""The server: one loop that takes bytes in, lets the broker work, commits once a turn, and only then answers.
+
+A turn of the event loop is: everything that was received is applied, one commit makes it durable, the answers that
+waited for it go out, receivers get what is ready, and each connection is written once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from . import conditions
+from .addresses import Address
+from .auth import MANAGE, Authorizer
+from .broker import Broker
+from .conditions import BusError
+from .connection import AmqpConnection
+from .dispatch import Dispatcher
+from .faults import FaultError, Faults, covers
+from .http import HttpProtocol, Request, Response
+from .hubs import Hub, Partition
+from .links import Consumer, HubConsumer, LinkHandler, Producer
+from .management import Management
+from .operations import Operations
+from .queues import Queue
+from .topics import Topic
+
+log = logging.getLogger(__name__)
+
+_TICK_SECONDS = 1.0
+_HOUSEKEEPING_TICKS = 5
+FAULTS_PATH = "$localbus/faults"
+
+
+class Server:
+    """Everything behind the port."""
+
+    def __init__(self, broker: Broker, authorizer: Authorizer) -> None:
+        self.broker = broker
+        self.authorizer = authorizer
+        self.now = broker.clock
+        self.loop = asyncio.get_running_loop()
+        self.connections: set[AmqpConnection] = set()
+        self.unwritten: set[AmqpConnection] = set()
+        self.hub_readers: dict[Partition, set[HubConsumer]] = {}
+        self.dispatcher = Dispatcher()
+        self.faults = Faults(broker.clock)
+        self.operations = Operations(broker, broker.clock)
+        self.failed: asyncio.Future[None] = self.loop.create_future()
+        self._management = Management(
+            broker, self._authorize_rest, self.committed, {FAULTS_PATH: self._handle_faults}
+        )
+        self._after: list[Callable[[], None]] = []
+        self._scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = float("inf")
+        self._expiries: list[float] = []
+        self._ticks = 0
+        self._ticker = self.loop.call_later(_TICK_SECONDS, self._tick)
+        self._stopped = False
+        broker.on_work = self.schedule
+        broker.on_session_lost = self._session_lost
+        broker.on_deleted = self._deleted
+        self.schedule()
+
+    # --- the turn --------------------------------------------------------------------------------------
+
+    def schedule(self) -> None:
+        """A turn is wanted: it runs when everything received meanwhile has been applied."""
+        if not self._scheduled and not self._stopped:
+            self._scheduled = True
+            self.loop.call_soon(self._turn)
+
+    def after_commit(self, callback: Callable[[], None]) -> None:
+        """Call when everything applied so far is durable."""
+        self._after.append(callback)
+        self.schedule()
+
+    def later(self, handler: LinkHandler, seconds: float, callback: Callable[[], None]) -> None:
+        """Call after a while (added latency); calls with the same delay keep their order."""
+
+        def run() -> None:
+            if handler.connection.alive:
+                callback()
+                self.schedule()
+
+        self.loop.call_later(seconds, run)
+
+    async def committed(self) -> None:
+        """Returns when everything applied so far is durable."""
+        done: asyncio.Future[None] = self.loop.create_future()
+        self.after_commit(lambda: None if done.done() else done.set_result(None))
+        await done
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if self._stopped:
+            return
+        now = self.now()
+        try:
+            ready = self.broker.turn(now)
+            self.broker.store.commit()
+        except Exception as error:
+            # What could not be made durable must not be acknowledged: better no server than one that lies.
+            log.critical("the store failed; localbus stops without answering", exc_info=error)
+            self._stopped = True
+            if not self.failed.done():
+                self.failed.set_exception(error)
+            return
+        callbacks, self._after = self._after, []
+        for callback in callbacks:
+            callback()
+        if self._expiries and self._expiries[0] <= now:
+            self._expire_tokens(now)
+        if self.dispatcher.next_deadline() <= now:
+            self.dispatcher.expire(now)
+        if self.dispatcher.run(ready, now):
+            self.schedule()
+        unwritten, self.unwritten = self.unwritten, set()
+        for connection in unwritten:
+            connection.flush()
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        due = min(self.broker.next_due(), self.dispatcher.next_deadline())
+        if self._expiries:
+            due = min(due, self._expiries[0])
+        if due == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at = due
+        if due != float("inf"):
+            self._timer = self.loop.call_later(max(due - self.now(), 0.0), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._timer_at = float("inf")
+        self.schedule()
+
+    def _tick(self) -> None:
+        self._ticker = self.loop.call_later(_TICK_SECONDS, self._tick)
+        self._ticks += 1
+        milliseconds = int(self.loop.time() * 1000)
+        for connection in list(self.connections):
+            connection.tick(milliseconds)
+        if self._ticks % _HOUSEKEEPING_TICKS == 0:
+            self.broker.delete_idle(self.now())
+
+    # --- what links ask ----------------------------------------------------------------------------------
+
+    def find_or_none(self, address: Address) -> Queue | Topic | Hub | None:
+        try:
+            return self.broker.find(address)
+        except BusError:
+            return None
+
+    def expect_expiry(self, when: float) -> None:
+        """A token runs out then: its links are looked at."""
+        if when != float("inf"):
+            heapq.heappush(self._expiries, when)
+            self.schedule()
+
+    def _expire_tokens(self, now: float) -> None:
+        while self._expiries and self._expiries[0] <= now:
+            heapq.heappop(self._expiries)
+        for connection in list(self.connections):
+            connection.close_expired(now)
+
+    def hub_ready(self, partition: Partition) -> None:
+        readers = self.hub_readers.get(partition)
+        for reader in list(readers or ()):
+            self.after_commit(reader.pull)
+
+    def _session_lost(self, queue: Queue, session: str, owner: Any) -> None:
+        for consumer in self.dispatcher.consumers(queue):
+            if consumer.lost_session(session, owner):
+                consumer.refuse(
+                    BusError(
+                        conditions.SESSION_LOCK_LOST,
+                        "The session lock has expired on the MessageSession. Accept a new MessageSession.",
+                    )
+                )
+
+    def _deleted(self, entity: Queue | Hub) -> None:
+        path = entity.path if isinstance(entity, Queue) else entity.settings.name
+        error = conditions.not_found(path)
+        if isinstance(entity, Queue):
+            for each in self.dispatcher.forget(entity):
+                each.refuse(error) if isinstance(each, Consumer) else each.give_up(error)
+        for handler in self._handlers():
+            if isinstance(handler, Producer) and entity in (handler.queue, handler.target):
+                handler.refuse(error)
+            elif isinstance(handler, HubConsumer) and isinstance(entity, Hub):
+                if handler.partition in entity.partitions:
+                    handler.refuse(error)
+
+    def _handlers(self) -> list[LinkHandler]:
+        return [handler for connection in self.connections for handler in connection.handlers()]
+
+    # --- management --------------------------------------------------------------------------------------
+
+    def http_protocol(self) -> HttpProtocol:
+        return HttpProtocol(self._management.handle)
+
+    def _authorize_rest(self, header: str | None, path: str, right: str) -> None:
+        self.authorizer.check_rest(header, path, right, self.now())
+
+    async def _handle_faults(self, request: Request) -> Response:
+        """GET lists the faults, POST sets one (JSON), DELETE removes one (`?id=`) or all."""
+        if request.method == "GET":
+            return _json(200, self.faults.listed())
+        if request.method == "DELETE":
+            if "id" not in request.query:
+                self.faults.clear()
+                self._recover()
+                return _json(200, [])
+            known = request.query["id"].isdigit() and self.faults.remove(int(request.query["id"]))
+            self._recover()
+            return _json(200 if known else 404, self.faults.listed())
+        if request.method != "POST":
+            return _json(405, {"error": "GET, POST and DELETE are known here"})
+        try:
+            wanted = json.loads(request.body)
+            if not isinstance(wanted, dict):
+                raise FaultError("a fault is a JSON object")
+            if wanted.get("kind") == "drop" and not wanted.get("after"):
+                return _json(200, {"dropped": self.drop_connections(str(wanted.get("entity") or "*"))})
+            fault = self.faults.add(wanted)
+        except ValueError as error:
+            return _json(400, {"error": str(error)})
+        if fault.kind == "unavailable":
+            self._detach_unavailable(fault.entity)
+        return _json(201, fault.describe())
+
+    def drop_connections(self, entity: str) -> int:
+        """Cut every connection that has a link to an entity (or all), now."""
+        entity = entity.lower()
+        dropped = 0
+        for connection in list(self.connections):
+            if entity == "*" or any(covers(entity, h.path) for h in connection.handlers()):
+                connection.drop()
+                dropped += 1
+        return dropped
+
+    def _detach_unavailable(self, entity: str) -> None:
+        for handler in self._handlers():
+            if handler.right is not None and (entity == "*" or covers(entity, handler.path)):
+                error = self.faults.on_attach(handler.path)
+                if error is not None:
+                    handler.refuse(error)
+
+    def _recover(self) -> None:
+        """Faults ended: whoever was left without an answer is served again."""
+        for handler in self._handlers():
+            handler.on_flow()
+        self.schedule()
+
+    # --- the end -----------------------------------------------------------------------------------------
+
+    async def stop(self, grace: float = 1.0) -> None:
+        """Say goodbye to every client, commit, close."""
+        error = BusError(conditions.CONNECTION_FORCED, "localbus is stopping.")
+        for connection in list(self.connections):
+            connection.close(error)
+        deadline = self.loop.time() + grace
+        while self.connections and self.loop.time() < deadline:
+            await asyncio.sleep(0.01)
+        for connection in list(self.connections):
+            connection.drop()
+        self._ticker.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._stopped = True
+        self.broker.store.close()
+
+
+def _json(status: int, body: Any) -> Response:
+    return Response(status, json.dumps(body).encode(), {"content-type": "application/json"})
+
+
+__all__ = ["FAULTS_PATH", "MANAGE", "Server"]

@@ -1,0 +1,222 @@
+"""What an entity was created with: frozen, checked, with the service's defaults and limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from .conditions import INVALID_FIELD, BusError
+
+#: The service's "for ever": .NET's TimeSpan.MaxValue, which the SDKs send as P10675199DT2H48M5.4775807S.
+FOREVER = timedelta(days=10675199, hours=2, minutes=48, seconds=5, microseconds=477581)
+
+#: What a namespace allows a single message to weigh unless the entity says otherwise (Standard tier).
+STANDARD_MESSAGE_KILOBYTES = 256
+PREMIUM_MESSAGE_KILOBYTES = 102_400
+
+STATUSES = ("Active", "Disabled", "SendDisabled", "ReceiveDisabled")
+
+_SETTINGS = TypeVar("_SETTINGS", bound="_Checked")
+
+
+def _bad(name: str, value: object, right: str) -> BusError:
+    return BusError(INVALID_FIELD, f"The value '{value}' of {name} is not allowed: {right}.")
+
+
+def _between(name: str, value: timedelta, low: timedelta, high: timedelta) -> None:
+    if not low <= value <= high:
+        raise _bad(name, value, f"it must lie between {low} and {high}")
+
+
+def check_path(path: str, limit: int = 260) -> str:
+    """An entity's path as the service takes it: no odd characters, no leading or trailing slash."""
+    if not path or len(path) > limit:
+        raise _bad("the entity path", path, f"1 to {limit} characters")
+    if path[0] in "/." or path[-1] in "/." or "//" in path:
+        raise _bad("the entity path", path, "it may not begin or end with '/' or '.', nor hold '//'")
+    if not all(c.isalnum() or c in "-._~/$" for c in path):
+        raise _bad("the entity path", path, "letters, digits, '.', '-', '_', '/', '~' only")
+    if path.split("/", 1)[0].startswith("$"):
+        raise _bad("the entity path", path, "a path beginning with '$' belongs to the service")
+    return path
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """Shared by all settings: a copy with some fields changed is checked again."""
+
+    name: str
+
+    def changed(self: _SETTINGS, **changes: Any) -> _SETTINGS:
+        return replace(self, **changes)
+
+    @classmethod
+    def field_names(cls) -> frozenset[str]:
+        return frozenset(f.name for f in fields(cls))
+
+
+@dataclass(frozen=True)
+class QueueSettings(_Checked):
+    """A queue, or (with `topic/Subscriptions/name` as its name) a subscription: what holds messages."""
+
+    lock_duration: timedelta = timedelta(minutes=1)
+    max_size_in_megabytes: int = 1024
+    requires_duplicate_detection: bool = False
+    requires_session: bool = False
+    default_message_time_to_live: timedelta = FOREVER
+    dead_lettering_on_message_expiration: bool = False
+    dead_lettering_on_filter_evaluation_exceptions: bool = True
+    duplicate_detection_history_time_window: timedelta = timedelta(minutes=10)
+    max_delivery_count: int = 10
+    enable_batched_operations: bool = True
+    status: str = "Active"
+    forward_to: str | None = None
+    forward_dead_lettered_messages_to: str | None = None
+    user_metadata: str | None = None
+    auto_delete_on_idle: timedelta = FOREVER
+    enable_partitioning: bool = False
+    enable_express: bool = False
+    max_message_size_in_kilobytes: int = STANDARD_MESSAGE_KILOBYTES
+    authorization_rules: tuple[dict[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.lock_duration > timedelta(minutes=5):  # the service's own words
+            raise BusError(
+                INVALID_FIELD, "The supplied lock time exceeds the allowed maximum of '5' minutes."
+            )
+        _between("LockDuration", self.lock_duration, timedelta(seconds=1), timedelta(minutes=5))
+        if not 1 <= self.max_delivery_count <= 2147483647:
+            raise _bad("MaxDeliveryCount", self.max_delivery_count, "1 to 2147483647")
+        _check_shared(self)
+
+
+@dataclass(frozen=True)
+class TopicSettings(_Checked):
+    """A topic: takes messages, keeps none, copies each to the subscriptions whose rules match."""
+
+    default_message_time_to_live: timedelta = FOREVER
+    max_size_in_megabytes: int = 1024
+    requires_duplicate_detection: bool = False
+    duplicate_detection_history_time_window: timedelta = timedelta(minutes=10)
+    enable_batched_operations: bool = True
+    filtering_messages_before_publishing: bool = False
+    status: str = "Active"
+    support_ordering: bool = True
+    user_metadata: str | None = None
+    auto_delete_on_idle: timedelta = FOREVER
+    enable_partitioning: bool = False
+    enable_express: bool = False
+    max_message_size_in_kilobytes: int = STANDARD_MESSAGE_KILOBYTES
+    authorization_rules: tuple[dict[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_shared(self)
+
+
+@dataclass(frozen=True)
+class HubSettings(_Checked):
+    """An event hub: a fixed number of partitions, each a log."""
+
+    partition_count: int = 4
+
+    def __post_init__(self) -> None:
+        check_path(self.name)
+        if not 1 <= self.partition_count <= 1024:
+            raise _bad("PartitionCount", self.partition_count, "1 to 1024")
+
+
+@dataclass(frozen=True)
+class CorrelationFilter:
+    """Equal in every field that is given; application properties compare by value."""
+
+    correlation_id: str | None = None
+    message_id: str | None = None
+    to: str | None = None
+    reply_to: str | None = None
+    label: str | None = None
+    session_id: str | None = None
+    reply_to_session_id: str | None = None
+    content_type: str | None = None
+    properties: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SqlExpression:
+    """A SQL filter's or action's text, with its @parameters."""
+
+    text: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrueFilter:
+    """Every message."""
+
+
+@dataclass(frozen=True)
+class FalseFilter:
+    """No message."""
+
+
+RuleFilter = CorrelationFilter | SqlExpression | TrueFilter | FalseFilter
+
+
+@dataclass(frozen=True)
+class RuleSettings(_Checked):
+    """A subscription's rule: which messages, and what is changed in the copy."""
+
+    filter: RuleFilter = TrueFilter()
+    action: SqlExpression | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.name) <= 50 or any(c in "/\\?#@*" or c < " " for c in self.name):
+            raise _bad("the rule name", self.name, "1 to 50 characters, none of / \\ ? # @ *")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many messages an entity holds, by what is to become of them."""
+
+    active: int = 0
+    dead_letter: int = 0
+    scheduled: int = 0
+    transfer: int = 0
+    transfer_dead_letter: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.active + self.dead_letter + self.scheduled + self.transfer + self.transfer_dead_letter
+
+
+DEFAULT_RULE = "$Default"
+
+
+def _check_shared(settings: QueueSettings | TopicSettings) -> None:
+    check_path(settings.name, 600)
+    if settings.status not in STATUSES:
+        raise _bad("Status", settings.status, "one of " + ", ".join(STATUSES))
+    _between("DefaultMessageTimeToLive", settings.default_message_time_to_live, timedelta(seconds=1), FOREVER)
+    _between("AutoDeleteOnIdle", settings.auto_delete_on_idle, timedelta(minutes=5), FOREVER)
+    _between(
+        "DuplicateDetectionHistoryTimeWindow",
+        settings.duplicate_detection_history_time_window,
+        timedelta(seconds=1),
+        timedelta(days=7),
+    )
+    if not 1 <= settings.max_size_in_megabytes <= 81920:
+        raise _bad("MaxSizeInMegabytes", settings.max_size_in_megabytes, "1 to 81920")
+    if not 1 <= settings.max_message_size_in_kilobytes <= PREMIUM_MESSAGE_KILOBYTES:
+        raise _bad(
+            "MaxMessageSizeInKilobytes",
+            settings.max_message_size_in_kilobytes,
+            f"1 to {PREMIUM_MESSAGE_KILOBYTES}",
+        )
+    if settings.enable_express and settings.requires_duplicate_detection:
+        raise BusError(
+            INVALID_FIELD,
+            "Both DelayedPersistence property and RequiresDuplicateDetection property cannot be enabled"
+            " together.",
+        )
+    if settings.user_metadata is not None and len(settings.user_metadata) > 1024:
+        raise _bad("UserMetadata", f"({len(settings.user_metadata)} characters)", "1024 characters at most")

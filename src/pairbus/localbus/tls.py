@@ -1,0 +1,30 @@
+"""A certificate authority of localbus's own, kept in a folder so that a restart keeps it."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+
+import trustme
+
+HOSTS = ("localhost", "127.0.0.1", "::1")
+
+
+def server_context(folder: Path, name: str) -> tuple[ssl.SSLContext, Path]:
+    """A TLS context, and the file of the CA that clients must trust; made once per folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ca_file, chain = folder / "ca.pem", folder / "server.pem"
+    if not (ca_file.exists() and chain.exists()):
+        authority = trustme.CA(organization_name="pairbus localbus")
+        leaf = authority.issue_cert(*HOSTS, f"{name}.servicebus.windows.net")
+        # The CA's file comes last: where it is, the rest is whole.
+        private = os.open(chain, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(private, "wb") as out:
+            out.write(leaf.private_key_pem.bytes())
+            for certificate in leaf.cert_chain_pems:
+                out.write(certificate.bytes())
+        authority.cert_pem.write_to_path(str(ca_file))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(chain)
+    return context, ca_file

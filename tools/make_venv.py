@@ -1,0 +1,224 @@
+"""Makes .venv, with pairbus in editable form and its pinned dependencies, or leaves a good one alone.
+
+Run by `make` before everything else, so the usual answer, "nothing to do", must come fast. Standard library
+only. Two files tell the state: the stamp inside .venv names what it was made from, and is written last; the
+unfinished mark beside .venv exists while it is being worked on, so that the next run sees that one was
+interrupted, and starts over.
+"""
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+ROOT = Path(__file__).resolve().parent.parent
+# Not spark: nothing uses it yet, and it is 400 MB.
+EXTRAS = "dev,localbus,eventhubs"
+BUILT_FROM_SOURCE = "python-qpid-proton"
+
+
+def say(text: str) -> None:
+    print(f"pairbus: {text}", file=sys.stderr, flush=True)
+
+
+def give_up(reason: str) -> NoReturn:
+    say(reason)
+    sys.exit(1)
+
+
+class Environment:
+    """The virtual environment of one clone."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.folder = root / ".venv"
+        self.python = self.folder / "bin" / "python"
+        self.stamp = self.folder / ".pairbus-stamp"
+        self.unfinished = root / ".venv-unfinished"
+        self.constraints = root / "constraints.txt"
+
+    def recipe(self) -> str:
+        """What the stamp must say: the files that decide what is installed, and where.
+
+        The path is part of it because the scripts in .venv and the editable install hold it: a copied or
+        moved clone would otherwise run the code of the old one.
+        """
+        digest = hashlib.sha256()
+        for file in (self.root / "pyproject.toml", self.constraints, Path(__file__)):
+            digest.update(file.read_bytes())
+        return f"{digest.hexdigest()} {self.root}\n"
+
+    def is_ready(self) -> bool:
+        return (
+            self.stamp.is_file()
+            and not self.unfinished.exists()
+            and self.stamp.read_text() == self.recipe()
+            and self.fits(sys.version_info[:2])
+        )
+
+    def fits(self, version: tuple[int, int]) -> bool:
+        """Whether .venv runs, and on the wanted Python version."""
+        return self.answers(f"import sys; sys.exit(sys.version_info[:2] != {version})")
+
+    def answers(self, code: str) -> bool:
+        try:
+            return subprocess.run([self.python, "-c", code], capture_output=True).returncode == 0
+        except OSError:
+            return False
+
+    def why_start_over(self) -> str | None:
+        if not self.folder.exists():
+            return "making .venv"
+        if self.unfinished.exists():
+            return "the last set-up was interrupted; making .venv again"
+        if not self.fits(sys.version_info[:2]):
+            return f"making .venv again, with Python {sysconfig.get_python_version()}"
+        if not self.answers("import pip"):
+            return "making .venv again: it has no pip"
+        return None
+
+    def create(self) -> None:
+        if (reason := why_no_venv()) is not None:
+            give_up(reason)
+        # From within the old .venv this still starts from the Python that the old one was made with.
+        if subprocess.run([sys.executable, "-m", "venv", "--clear", self.folder]).returncode != 0:
+            give_up(f"{sys.executable} -m venv failed (see above)")
+
+    def pip(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        run = [
+            str(self.python),
+            "-m",
+            "pip",
+            *arguments,
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-input",
+        ]
+        code = subprocess.run(run, cwd=self.root, env=environment).returncode
+        if code < 0 or code == 130:
+            sys.exit(130)
+        if code != 0:
+            # pip puts back what it had replaced when it fails by itself: the next run can go on from here.
+            self.unfinished.unlink(missing_ok=True)
+            give_up("pip failed (see above); run make again when that is cured")
+
+    def install(self, compiler: str | None) -> None:
+        self.pip("install", "--constraint", "constraints.txt", "pip")
+        self.pip(
+            "install",
+            "--constraint=constraints.txt",
+            "--build-constraint=constraints.txt",
+            f"--editable=.[{EXTRAS}]",
+            environment={**os.environ, "CC": compiler} if compiler else None,
+        )
+
+    def has_proton(self) -> bool:
+        return self.answers("import cproton, proton")
+
+    def has_proton_wheel(self) -> bool:
+        """Whether pip can have Proton without compiling: from its cache, a folder of wheels, or the index."""
+        pip = [str(self.python), "-m", "pip", "--disable-pip-version-check"]
+        cached = subprocess.run([*pip, "cache", "list", BUILT_FROM_SOURCE], capture_output=True, text=True)
+        ours = f"cp{sys.version_info[0]}{sys.version_info[1]}-"
+        if re.search(rf"python_qpid_proton-\S*({ours}|abi3)\S*\.whl", cached.stdout):
+            return True
+        dry_run = ["install", "--dry-run", "--no-deps", f"--only-binary={BUILT_FROM_SOURCE}"]
+        given = subprocess.run(
+            [*pip, *dry_run, f"--constraint={self.constraints}", BUILT_FROM_SOURCE], capture_output=True
+        )
+        return given.returncode == 0
+
+
+def why_no_venv() -> str | None:
+    """The reason this Python cannot make a virtual environment with pip in it, if there is one."""
+    if importlib.util.find_spec("ensurepip") is not None and importlib.util.find_spec("venv") is not None:
+        return None
+    package = f"python{sysconfig.get_python_version()}-venv"
+    return f"{sys.executable} cannot make a virtual environment: apt install {package} (Debian, Ubuntu)"
+
+
+def require_compiler(has_wheel: Callable[[], bool]) -> str | None:
+    """Stop with one line unless Proton, which PyPI has only as source, can be built here or is built already.
+
+    Returns the compiler to use if it is not the one that Python would take by itself. Only a compiler and
+    Python's headers are needed. Without pkg-config and OpenSSL's headers Proton builds without TLS, which
+    does not matter here: TLS is done by Python's ssl.
+    """
+    include = Path(sysconfig.get_path("include"))
+    usual = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    compiler = next((c for c in (usual, "cc", "gcc", "clang") if shutil.which(shlex.split(c)[0])), None)
+    missing: list[str] = []
+    debian: list[str] = []
+    fedora: list[str] = []
+    has_headers = (include / "Python.h").is_file()
+    if compiler is None or (has_headers and not compiles(compiler, include)):
+        missing.append("a C compiler" + (f" that works ({compiler} does not)" if compiler else ""))
+        debian += ["gcc", "libc6-dev"]
+        fedora += ["gcc"]
+    if not has_headers:
+        missing.append(f"Python's headers ({include / 'Python.h'})")
+        debian += [f"python{sysconfig.get_python_version()}-dev"]
+        fedora += ["python3-devel"]
+    if missing and not has_wheel():
+        give_up(
+            f"{BUILT_FROM_SOURCE} is compiled during set-up, and this machine lacks {' and '.join(missing)}: "
+            f"apt install {' '.join(debian)} (Debian, Ubuntu), dnf install {' '.join(fedora)} (Fedora) "
+            "or xcode-select --install (macOS)"
+        )
+    return None if missing or compiler == usual else compiler
+
+
+def compiles(compiler: str, include: Path) -> bool:
+    """Whether the compiler works: Debian's gcc may lack the C library's headers, macOS has an empty shell."""
+    test = [*shlex.split(compiler), "-fsyntax-only", f"-I{include}", "-x", "c", "-"]
+    return subprocess.run(test, input=b"#include <Python.h>\n", capture_output=True).returncode == 0
+
+
+def wait_for_turn(root: Path) -> TextIO:
+    """Let one set-up at a time work on a clone, by a lock on a file that is there anyway."""
+    file = (root / "constraints.txt").open()
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say("another make is setting up .venv; waiting for it")
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError:
+        pass  # some network file systems have no locks; then there is none
+    return file
+
+
+def main() -> None:
+    environment = Environment(ROOT)
+    if environment.is_ready():
+        return
+    with wait_for_turn(ROOT):
+        if environment.is_ready():
+            return
+        if (start_over := environment.why_start_over()) is not None:
+            say(start_over)
+            environment.unfinished.touch()
+            environment.create()
+            environment.unfinished.unlink()
+        compiler = None if environment.has_proton() else require_compiler(environment.has_proton_wheel)
+        say("installing the pinned dependencies into .venv (the first time takes a minute or two)")
+        environment.unfinished.touch()
+        environment.install(compiler)
+        environment.stamp.write_text(environment.recipe())
+        environment.unfinished.unlink()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        say("interrupted; run make again to go on")
+        sys.exit(130)
