@@ -233,7 +233,6 @@ def test_every_setting_of_a_queue_is_kept(admin: Any, site: Site) -> None:
         lock_duration=timedelta(seconds=13),
         max_delivery_count=14,
         max_size_in_megabytes=3072,
-        requires_session=True,
         user_metadata="<what & why>",
         status="SendDisabled",
     )
@@ -249,7 +248,6 @@ def test_every_setting_of_a_queue_is_kept(admin: Any, site: Site) -> None:
     assert queue.lock_duration == timedelta(seconds=13)
     assert queue.max_delivery_count == 14
     assert queue.max_size_in_megabytes == 3072
-    assert queue.requires_session is True
     assert queue.user_metadata == "<what & why>"
     assert queue.status == "SendDisabled"
 
@@ -276,7 +274,7 @@ def test_authorization_rules_are_kept(admin: Any) -> None:
 def test_an_update_replaces_and_can_be_undone(admin: Any) -> None:
     """A changed copy is put back; None takes a forward away; for ever survives the SDK's arithmetic."""
     admin.create_topic("sink")
-    queue = admin.create_queue("changing", requires_session=True)
+    queue = admin.create_queue("changing", requires_duplicate_detection=True)
     queue.lock_duration = timedelta(minutes=2)
     queue.forward_to = "sink"
     queue.status = "ReceiveDisabled"
@@ -289,7 +287,16 @@ def test_an_update_replaces_and_can_be_undone(admin: Any) -> None:
     admin.update_queue(queue, forward_to=None, status="Active", max_delivery_count=3)
     queue = admin.get_queue("changing")
     assert queue.forward_to is None
-    assert (queue.status, queue.max_delivery_count, queue.requires_session) == ("Active", 3, True)
+    assert (queue.status, queue.max_delivery_count, queue.requires_duplicate_detection) == ("Active", 3, True)
+
+
+def test_a_queue_with_sessions_may_forward(admin: Any) -> None:
+    """Azure's documentation says it may not; Azure takes it, as the recordings of Microsoft's tests show."""
+    admin.create_topic("sink")
+    admin.create_queue("sessions", requires_session=True, forward_to="sink")
+    queue = admin.get_queue("sessions")
+    assert queue.requires_session is True
+    assert queue.forward_to.endswith("/sink")
 
 
 def test_a_queue_may_forward_to_itself_once_it_exists(admin: Any, site: Site) -> None:
@@ -491,10 +498,13 @@ def test_subscriptions_through_their_life(admin: Any, site: Site) -> None:
         assert (subscription.status, subscription.availability_status) == ("Active", "Available")
     subscription = admin.get_subscription("t", "sub")
     subscription.max_delivery_count = 3
-    subscription.forward_to = "q"
+    subscription.forward_dead_lettered_messages_to = None
     admin.update_subscription("t", subscription)
     subscription = admin.get_subscription("t", "Sub")
-    assert (subscription.max_delivery_count, subscription.forward_to) == (3, f"sb://{site.address}/q")
+    assert subscription.max_delivery_count == 3
+    assert subscription.forward_dead_lettered_messages_to is None
+    assert admin.create_subscription("t", "on", forward_to="q").forward_to == f"sb://{site.address}/q"
+    admin.delete_subscription("t", "on")
     with pytest.raises(HttpResponseError, match="RequiresSession property of an existing Subscription"):
         admin.update_subscription("t", subscription, requires_session=False)
     with pytest.raises(ResourceExistsError, match=r"'contoso:Topic:t\|SUB' already exists"):
@@ -631,7 +641,7 @@ def test_a_wrong_key_is_an_authentication_error(site: Site) -> None:
                 attempt()
             assert caught.value.status_code == 401
     status, body = site.ask("GET", "/q", Authorization=site.sas("wrong"))
-    assert (status, "<Error><Code>401</Code><Detail>InvalidSignature" in body) == (401, True)
+    assert (status, body.startswith("<Error><Code>401</Code><Detail>")) == (401, True)
     assert "TrackingId:" in body
     assert site.ask("DELETE", "/q", Authorization="")[0] == 401
 

@@ -1,0 +1,124 @@
+"""How fast localbus is, and what it costs: messages per second, and CPU microseconds a message of the broker process.
+
+    python -m bench.localbus [--quick] [--depth]
+
+The client is raw Proton in this process; the broker is a process of its own. On a machine that is shared, believe the
+CPU figure: it does not count the time in which others ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+
+from azure.servicebus.management import ServiceBusAdministrationClient
+
+from bench.raw_client import RawClient, message_of, receive_many, send_many
+from pairbus.localbus import LocalBus
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def resident_megabytes(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE") / 1e6
+
+
+class Bench:
+    """One localbus process with one queue."""
+
+    def __init__(self, bus: LocalBus, size: int) -> None:
+        self.bus = bus
+        self.message = message_of(size)
+        with ServiceBusAdministrationClient.from_connection_string(
+            bus.connection_string, connection_verify=bus.ca_file
+        ) as admin:
+            admin.create_queue("bench", max_size_in_megabytes=5120, lock_duration="PT5M")
+        self.client = RawClient(bus.connection_string, "bench")
+
+    def measure(self, what: str, count: int) -> tuple[float, float]:
+        """Messages per second, and CPU µs a message."""
+        before = cpu_seconds(self.bus.pid)
+        if what == "in":
+            elapsed = send_many(self.client, count, self.message)
+        else:
+            elapsed = receive_many(self.client, count)
+        cpu = cpu_seconds(self.bus.pid) - before
+        rate, cost = count / elapsed, cpu / count * 1e6
+        return rate, cost
+
+
+def line(label: str, rate: float, cost: float) -> None:
+    per_core = 1e6 / cost if cost else 0.0
+    print(f"{label:44} {rate:9,.0f} msg/s   {cost:6.1f} CPU µs/msg   = {per_core:9,.0f} msg/s per core", flush=True)
+
+
+def throughput(count: int, size: int, rounds: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for label, store in (("memory", None), ("store", Path(folder) / "bench.db")):
+            with LocalBus(store=store) as bus:
+                bench = Bench(bus, size)
+                bench.measure("in", count // 10)
+                bench.measure("out", count // 10)
+                for what in ("in", "out"):
+                    best = None
+                    for _ in range(rounds):
+                        found = bench.measure(what, count)
+                        other = "out" if what == "in" else "in"
+                        if best is None or found[1] < best[1]:
+                            best = found
+                        bench.measure(other, count) if what == "in" else None
+                        if what == "out" and _ + 1 < rounds:
+                            bench.measure("in", count)
+                    if what == "in":
+                        bench.measure("in", count)
+                    assert best is not None
+                    name = "in (sent and accepted)" if what == "in" else "out (received, settled, confirmed)"
+                    line(f"{label}, {name}", *best)
+
+
+def depth(shallow: int, deep: int, probe: int, size: int) -> None:
+    with tempfile.TemporaryDirectory() as folder, LocalBus(store=Path(folder) / "depth.db") as bus:
+        bench = Bench(bus, size)
+        found: dict[tuple[int, str], tuple[float, float]] = {}
+        filled = 0
+        for level in (shallow, deep):
+            bench.measure("in", level - filled)
+            filled = level
+            for what in ("in", "out"):
+                found[level, what] = bench.measure(what, probe)
+                line(f"store, {level:,} queued, {what}", *found[level, what])
+        for what in ("in", "out"):
+            rate = found[deep, what][0] / found[shallow, what][0]
+            cost = found[shallow, what][1] / found[deep, what][1]
+            print(f"{deep:,} queued ÷ {shallow:,} queued, {what}: {rate:.2f} by rate, {cost:.2f} by CPU")
+        print(f"memory of the broker with {filled:,} × {size} B queued: {resident_megabytes(bus.pid):,.0f} MB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=50_000)
+    parser.add_argument("--size", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="5,000 messages, one round, 100,000 deep")
+    parser.add_argument("--depth", action="store_true", help="only the figures about depth (1,000,000 queued)")
+    args = parser.parse_args()
+    count, rounds, deep = args.count, args.rounds, 1_000_000
+    if args.quick:
+        count, rounds, deep = 5_000, 1, 100_000
+    if not args.depth:
+        throughput(count, args.size, rounds)
+    if args.depth or not args.quick:
+        depth(10_000, deep, min(count, 20_000), args.size)
+
+
+if __name__ == "__main__":
+    main()
