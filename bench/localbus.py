@@ -58,7 +58,10 @@ class Bench:
 
 def line(label: str, rate: float, cost: float) -> None:
     per_core = 1e6 / cost if cost else 0.0
-    print(f"{label:44} {rate:9,.0f} msg/s   {cost:6.1f} CPU µs/msg   = {per_core:9,.0f} msg/s per core", flush=True)
+    print(
+        f"{label:44} {rate:9,.0f} msg/s   {cost:6.1f} CPU µs/msg   = {per_core:9,.0f} msg/s per core",
+        flush=True,
+    )
 
 
 def throughput(count: int, size: int, rounds: int) -> None:

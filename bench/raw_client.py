@@ -141,10 +141,10 @@ class RawClient:
                 if kind == lib.PN_DELIVERY and lib.pn_event_link(event) == receiver._impl:
                     raw = receiver.recv(65536)
                     reply = Message()
-                    reply.decode(bytes(raw))
-                    status = (reply.properties or {}).get("status-code")
-                    if status != 202:
-                        raise ConnectionError(f"the token was refused: {reply.properties}")
+                    reply.decode(bytes(raw or b""))
+                    answer: Any = reply.properties
+                    if answer["status-code"] != 202:
+                        raise ConnectionError(f"the token was refused: {answer}")
                     return
         raise ConnectionError("no answer to the token")
 
