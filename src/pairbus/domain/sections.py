@@ -168,6 +168,17 @@ def entries(message: bytes, value: int) -> list[Entry]:
     return found
 
 
+def check_map(message: bytes, value: int) -> None:
+    """Refuse a map that `entries` could not walk; its values are not looked into."""
+    count, pos, end = compound(message, value)
+    if count % 2:
+        raise AmqpDecodeError("a map has an odd number of elements")
+    for index in range(count):
+        pos = decode(message, pos)[1] if index % 2 == 0 else skip(message, pos)
+    if pos != end:
+        raise AmqpDecodeError("a map's entries do not fill its size")
+
+
 def section(code: int, value: bytes) -> bytes:
     """A section around an encoded value."""
     return bytes((0, 0x53, code)) + value
@@ -179,14 +190,10 @@ def with_fields(message: bytes, value: int | None, changes: dict[int, bytes]) ->
     for index, raw in changes.items():
         parts.extend([b"\x40"] * (index + 1 - len(parts)))
         parts[index] = raw
-    while parts and parts[-1] == b"\x40":
-        parts.pop()
     return encode_list(parts)
 
 
-def with_entries(
-    message: bytes, value: int | None, changes: dict[str, bytes | None], key_type: type = str
-) -> bytes:
+def with_entries(message: bytes, value: int | None, changes: dict[str, bytes | None], key_type: type = str) -> bytes:
     """The map at `value` (None: an empty one) with entries set to encoded values, or removed by None.
 
     An entry that is there keeps its place and the encoding of its key; a new one goes to the end.

@@ -13,6 +13,11 @@ from uuid import UUID
 
 MAX_DEPTH = 32
 
+# Bounds on what few bytes could otherwise make large (elements without bytes) or slow (keys whose hashes a peer
+# can choose to be equal, which makes a dictionary quadratic).
+_MAX_EMPTY_ELEMENTS = 32
+_MAX_ODD_KEYS = 64
+
 
 class AmqpDecodeError(ValueError):
     """The bytes are not what AMQP 1.0 allows at this place."""
@@ -100,14 +105,10 @@ class Described:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Described)
-            and self.descriptor == other.descriptor
-            and self.value == other.value
-        )
+        return isinstance(other, Described) and self.descriptor == other.descriptor and self.value == other.value
 
     def __hash__(self) -> int:
-        return hash(self.descriptor)
+        return hash((self.descriptor, self.value))
 
     def __repr__(self) -> str:
         return f"Described({self.descriptor!r}, {self.value!r})"
@@ -124,6 +125,9 @@ class Array(list[Any]):
         self.descriptor = descriptor
 
 
+_U8 = struct.Struct(">B")
+_I8 = struct.Struct(">b")
+_U8X2 = struct.Struct(">BB")
 _U16 = struct.Struct(">H")
 _I16 = struct.Struct(">h")
 _U32 = struct.Struct(">I")
@@ -205,9 +209,14 @@ def decode(buf: bytes, pos: int = 0, depth: int = 0) -> tuple[Any, int]:
         if count % 2:
             raise AmqpDecodeError("a map has an odd number of elements")
         pairs: dict[Any, Any] = {}
+        odd_keys = 0
         for _ in range(count // 2):
             key, pos = decode(buf, pos, depth + 1)
             value, pos = decode(buf, pos, depth + 1)
+            if isinstance(key, (UUID, Described)):
+                odd_keys += 1
+                if odd_keys > _MAX_ODD_KEYS:
+                    raise AmqpDecodeError("a map has too many keys that are UUIDs or described")
             try:
                 pairs[key] = value
             except TypeError:
@@ -238,9 +247,11 @@ def _decode_array(buf: bytes, pos: int, depth: int) -> tuple[Array, int]:
         pos += 1
     except (IndexError, struct.error):
         raise AmqpDecodeError("an array is cut off") from None
+    if code not in _ELEMENTS:
+        raise AmqpDecodeError(f"0x{code:02x} is no AMQP format code")
     if code in (0x40, 0x41, 0x42, 0x43, 0x44, 0x45):
         # Elements without bytes of their own: the count alone says how many, so it is bounded here.
-        if count > 65_536:
+        if count > _MAX_EMPTY_ELEMENTS:
             raise AmqpDecodeError("an array has too many empty elements")
     elif count > end - pos:
         raise AmqpDecodeError("an array's elements do not fit its size")
@@ -298,8 +309,8 @@ def _decode_scalar(code: int, buf: bytes, pos: int, end: int) -> Any:
 
 def _char(raw: bytes) -> Char:
     try:
-        return Char(chr(_U32.unpack(raw)[0]))
-    except (ValueError, OverflowError):
+        return Char(raw.decode("utf-32-be"))
+    except UnicodeDecodeError:
         raise AmqpDecodeError("a char is no Unicode character") from None
 
 
@@ -389,39 +400,67 @@ def _long(value: int) -> bytes:
 
 
 def _map(pairs: dict[Any, Any]) -> bytes:
-    return encode_map([encode(part) for pair in pairs.items() for part in pair])
+    return encode_map([encode(part) for part in _flat(pairs)])
 
 
 def _array(array: Array) -> bytes:
+    return b"\xf0" + _array_element(array, _U32X2, 4)
+
+
+def _array_element(array: Array, head: struct.Struct, spare: int) -> bytes:
     # Every element is written in the one encoding that the constructor names.
-    head = (b"\x00" + encode(array.descriptor) if array.descriptor is not None else b"") + bytes((array.code,))
     packer = _ELEMENTS.get(array.code)
     if packer is None:
-        raise TypeError(f"arrays of 0x{array.code:02x} are never written here")
-    raw = head + b"".join(packer(item) for item in array)
-    return b"\xf0" + _U32X2.pack(len(raw) + 4, len(array)) + raw
+        raise TypeError(f"0x{array.code:02x} is no AMQP format code")
+    described = b"" if array.descriptor is None else b"\x00" + encode(array.descriptor)
+    raw = b"".join((described, bytes((array.code,)), *(packer(item) for item in array)))
+    return head.pack(len(raw) + spare, len(array)) + raw
 
 
+def _items_element(items: list[Any], head: struct.Struct, spare: int) -> bytes:
+    raw = b"".join(encode(item) for item in items)
+    return head.pack(len(raw) + spare, len(items)) + raw
+
+
+def _flat(pairs: dict[Any, Any]) -> list[Any]:
+    return [part for pair in pairs.items() for part in pair]
+
+
+def _sized(raw: bytes, head: struct.Struct) -> bytes:
+    return head.pack(len(raw)) + raw
+
+
+#: How an array's element is written after each constructor.
 _ELEMENTS: dict[int, Any] = {
+    **dict.fromkeys((0x40, 0x41, 0x42, 0x43, 0x44, 0x45), lambda v: b""),
+    **dict.fromkeys((0x50, 0x52, 0x53), _U8.pack),
+    **dict.fromkeys((0x51, 0x54, 0x55), _I8.pack),
     0x56: lambda v: b"\x01" if v else b"\x00",
+    0x60: _U16.pack,
+    0x61: _I16.pack,
     0x70: _U32.pack,
     0x71: _I32.pack,
+    0x72: _F32.pack,
+    0x73: lambda v: _U32.pack(ord(v)),
     0x80: _U64.pack,
     0x81: _I64.pack,
     0x82: _F64.pack,
     0x83: _I64.pack,
+    **dict.fromkeys((0x74, 0x84, 0x94), bytes),
     0x98: lambda v: v.bytes,
-    0xB0: lambda v: _U32.pack(len(v)) + v,
-    0xB1: lambda v: _U32.pack(len(v.encode())) + v.encode(),
-    0xB3: lambda v: _U32.pack(len(v)) + v.encode("ascii"),
-    0xD1: lambda v: _map_element(v),
+    0xA0: lambda v: _sized(v, _U8),
+    0xA1: lambda v: _sized(v.encode(), _U8),
+    0xA3: lambda v: _sized(v.encode("ascii"), _U8),
+    0xB0: lambda v: _sized(v, _U32),
+    0xB1: lambda v: _sized(v.encode(), _U32),
+    0xB3: lambda v: _sized(v.encode("ascii"), _U32),
+    0xC0: lambda v: _items_element(v, _U8X2, 1),
+    0xC1: lambda v: _items_element(_flat(v), _U8X2, 1),
+    0xD0: lambda v: _items_element(v, _U32X2, 4),
+    0xD1: lambda v: _items_element(_flat(v), _U32X2, 4),
+    0xE0: lambda v: _array_element(v, _U8X2, 1),
+    0xF0: lambda v: _array_element(v, _U32X2, 4),
 }
-
-
-def _map_element(pairs: dict[Any, Any]) -> bytes:
-    items = [encode(part) for pair in pairs.items() for part in pair]
-    raw = b"".join(items)
-    return _U32X2.pack(len(raw) + 4, len(items)) + raw
 
 
 _ENCODERS: dict[type, Any] = {
@@ -438,11 +477,11 @@ _ENCODERS: dict[type, Any] = {
     Array: _array,
     Symbol: lambda v: _variable(0xA3, 0xB3, v.encode("ascii")),
     Char: lambda v: b"\x73" + _U32.pack(ord(v)),
-    UByte: lambda v: b"\x50" + struct.pack(">B", v),
+    UByte: lambda v: b"\x50" + _U8.pack(v),
     UShort: lambda v: b"\x60" + _U16.pack(v),
     UInt: _uint,
     ULong: _ulong,
-    Byte: lambda v: b"\x51" + struct.pack(">b", v),
+    Byte: lambda v: b"\x51" + _I8.pack(v),
     Short: lambda v: b"\x61" + _I16.pack(v),
     Long: _long,
     Timestamp: lambda v: b"\x83" + _I64.pack(v),

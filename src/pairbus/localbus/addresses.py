@@ -16,6 +16,7 @@ _SUBSCRIPTION = re.compile(r"^(?P<topic>.+)/subscriptions/(?P<name>[^/]+)$", re.
 _PARTITION = re.compile(
     r"^(?P<hub>.+?)(/consumergroups/(?P<group>[^/]+))?/partitions/(?P<id>[^/]+)$", re.IGNORECASE
 )
+_GROUP = re.compile(r"^(?P<hub>.+)/consumergroups/(?P<group>[^/]+)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -59,4 +60,7 @@ def parse_address(text: str) -> Address:
     found = _PARTITION.match(path)
     if found:
         return Address(found["hub"], None, None, management, found["id"], found["group"])
+    found = _GROUP.match(path)  # what an event hub's consumer asks a token for
+    if found:
+        return Address(found["hub"], None, None, management, None, found["group"])
     return Address(path, None, sub_queue, management)

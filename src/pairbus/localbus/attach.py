@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from ..domain.values import Described, Symbol
+from ..domain.values import Described, Symbol, ULong
 from . import conditions, engine
 from .addresses import Address, parse_address
 from .auth import LISTEN, SEND
@@ -13,7 +13,7 @@ from .conditions import BusError
 from .engine import lib
 from .hubs import Hub, Partition
 from .links import DOTNET_EPOCH_MS, Consumer, HubConsumer, LinkHandler, Producer
-from .nodes import CbsRequests, ManagementRequests, Replies
+from .nodes import CbsRequests, ManagementRequests, NamespaceRequests, Replies, Requests
 from .queues import Queue
 from .sessions import Session
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SESSION_FILTER = "com.microsoft:session-filter"
 _DEFAULT_WAIT = 60.0
+#: However large one message may be, the service takes no batch that is larger.
+_MAX_BATCH = 1024 * 1024
 _SELECTOR = re.compile(r"amqp\.annotation\.x-opt-(?P<name>[a-z-]+)\s*(?P<op>>=?)\s*'(?P<value>[^']*)'")
 
 
@@ -37,9 +39,12 @@ def attach(connection: AmqpConnection, link: Any) -> LinkHandler | None:
     if text.rsplit("/", 1)[-1].lower() == "$cbs":
         return _node(connection, link, incoming, "$cbs", None)
     address = parse_address(text)
+    if address.entity.lower() == "$management":  # how Event Hubs is asked: each request names its hub
+        return _node(connection, link, incoming, "$management", None)
     path = _fault_path(address)
     faults = connection.server.faults
     if faults.is_silent(path):
+        connection.unanswered[link] = path
         return None
     right = None if address.management else SEND if incoming else LISTEN
     connection.authorize(address.path, right)
@@ -57,6 +62,8 @@ def attach(connection: AmqpConnection, link: Any) -> LinkHandler | None:
             _partition(target, address)
         echo(link)
         producer = Producer(connection, link, path, target, address.partition)
+        batch = engine.ulong(min(producer.limit, _MAX_BATCH))
+        engine.write(lib.pn_link_properties(link), {engine.symbol("com.microsoft:max-message-batch-size"): batch})
         producer.start()
         return producer
     if isinstance(target, Hub):
@@ -82,9 +89,13 @@ def _node(connection: AmqpConnection, link: Any, incoming: bool, path: str, targ
         replies = Replies(connection, link, path)
         lib.pn_link_open(link)
         return replies
-    kind = CbsRequests(connection, link, path) if target is None else ManagementRequests(connection, link, path, target)
-    kind.start()
-    return kind
+    requests: Requests
+    if target is not None:
+        requests = ManagementRequests(connection, link, path, target)
+    else:
+        requests = (CbsRequests if path == "$cbs" else NamespaceRequests)(connection, link, path)
+    requests.start()
+    return requests
 
 
 def echo(link: Any) -> None:
@@ -105,14 +116,16 @@ def _consumer(connection: AmqpConnection, link: Any, path: str, queue: Queue) ->
         if queue.sessions is not None:
             raise BusError(
                 conditions.NOT_ALLOWED,
-                f"It is not possible for an entity that requires sessions ('{queue.path}') to create a "
-                "non-sessionful message receiver.",
+                "It is not possible for an entity that requires sessions to create a non-sessionful message receiver. "
+                f"Entity: '{queue.path}'.",
             )
         echo(link)
         consumer = Consumer(connection, link, path, queue, None)
         lib.pn_link_open(link)
         return consumer
     wanted = filters[SESSION_FILTER]
+    if isinstance(wanted, Described) and not isinstance(wanted.descriptor, (Symbol, ULong)):
+        raise BusError(conditions.INVALID_FIELD, "The session filter's descriptor is neither a symbol nor a ulong.")
     name = wanted.value if isinstance(wanted, Described) else wanted
     waiting = SessionWaiter(connection, link, path, queue, None if name is None else str(name))
     if waiting.offer(connection.server.now()):

@@ -7,8 +7,10 @@ import binascii
 import hashlib
 import hmac
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import datetime, timezone
+from typing import Any, Protocol
 from urllib.parse import unquote, unquote_plus, urlsplit
 
 from . import conditions
@@ -19,6 +21,7 @@ SEND, LISTEN, MANAGE = "Send", "Listen", "Manage"
 RIGHTS = (SEND, LISTEN, MANAGE)
 DEFAULT_KEY_NAME = "RootManageSharedAccessKey"
 _PREFIX = "SharedAccessSignature "
+_LATEST = 1 << 53
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,6 @@ class Key:
     def random(cls, name: str = DEFAULT_KEY_NAME) -> Key:
         return cls(name, base64.b64encode(secrets.token_bytes(32)).decode())
 
-    def allows(self, right: str) -> bool:
-        return right in self.rights or MANAGE in self.rights
-
 
 @dataclass(frozen=True)
 class Grant:
@@ -45,70 +45,106 @@ class Grant:
     rights: frozenset[str]
     expires_at: float
 
+    def allows(self, right: str | None) -> bool:
+        return right is None or right in self.rights or MANAGE in self.rights
+
     def covers(self, path: str, right: str | None) -> bool:
-        return _within(path, self.path) and (right is None or right in self.rights or MANAGE in self.rights)
+        return _within(path, self.path) and self.allows(right)
 
 
 def unauthorized(why: str) -> BusError:
-    """The service's refusal of a token, or of a link without one."""
+    """The service's refusal of a link or request that no token allows."""
     return BusError(conditions.UNAUTHORIZED, f"Unauthorized access. {why}")
 
 
+def bad_token(why: str) -> BusError:
+    """The service's refusal of a token."""
+    return BusError(conditions.AUTH_FAILED, why)
+
+
+class Entities(Protocol):
+    """Where an entity's own authorization rules are looked up."""
+
+    def queue(self, path: str) -> Any: ...
+    def topic(self, path: str) -> Any: ...
+
+
 class Authorizer:
-    """Checks tokens against the keys of the namespace."""
+    """Checks tokens against the keys of the namespace, and of the entities that have their own."""
 
     def __init__(
-        self, keys: list[Key], *, hosts: frozenset[str], port: int = 0, accept_any_jwt: bool = False
+        self,
+        keys: list[Key],
+        *,
+        hosts: frozenset[str],
+        port: int = 0,
+        accept_any_jwt: bool = False,
+        entities: Entities | None = None,
     ) -> None:
         self.keys = {key.name: key for key in keys}
         self.hosts = hosts
         self.port = port
         self.accept_any_jwt = accept_any_jwt
+        self._entities = entities
 
-    def grant(self, token: str, audience: str, now: float, local: tuple[dict[str, Any], ...] = ()) -> Grant:
-        """What a token allows on an audience (a URL or path); `local` are the entity's own keys."""
+    def grant(self, token: str, audience: str, now: float) -> Grant:
+        """What a token allows on an audience: a URL or a path."""
         path = parse_address(audience).path.lower()
         if not token.startswith(_PREFIX):
             return self._jwt(token, path)
         fields = dict(part.partition("=")[::2] for part in token[len(_PREFIX) :].split("&"))
         missing = [name for name in ("sr", "sig", "se", "skn") if not fields.get(name)]
         if missing:
-            raise unauthorized(f"MalformedToken: The token lacks {', '.join(missing)}.")
-        key = self._key(unquote_plus(fields["skn"]), local)
-        expected = hmac.new(key.secret.encode(), f"{fields['sr']}\n{fields['se']}".encode(), hashlib.sha256).digest()
+            raise bad_token(f"MalformedToken: The token lacks {', '.join(missing)}.")
+        key = self._signer(fields, path)
+        try:
+            expires_at = int(unquote(fields["se"]))
+        except ValueError:
+            raise bad_token("MalformedToken: The token's expiry is no number of seconds.") from None
+        if expires_at <= now:
+            when = datetime.fromtimestamp(max(expires_at, 0), timezone.utc)
+            raise bad_token(f"ExpiredToken: The token is expired. Expiration time: '{when:%Y-%m-%dT%H:%M:%SZ}'.")
+        scope = self._scope(unquote_plus(fields["sr"]))
+        if not _within(path, scope):
+            raise bad_token(f"InvalidAudience: The token is for '{scope}', not for '{path}'.")
+        return Grant(path, key.rights, float(min(expires_at, _LATEST)))
+
+    def _signer(self, fields: dict[str, str], path: str) -> Key:
+        """The key that signed a token: of the namespace, or of an entity on the path."""
         try:
             given = base64.b64decode(unquote(fields["sig"]), validate=True)
         except (binascii.Error, ValueError):
             given = b""
-        if not hmac.compare_digest(expected, given):
-            raise unauthorized("InvalidSignature: The token has an invalid signature.")
-        try:
-            expires_at = float(unquote(fields["se"]))
-        except ValueError:
-            raise unauthorized("MalformedToken: The token's expiry is no number.") from None
-        if expires_at <= now:
-            raise unauthorized("ExpiredToken: The token is expired.")
-        scope = self._scope(unquote_plus(fields["sr"]))
-        if not _within(path, scope):
-            raise unauthorized(f"InvalidAudience: The token is for '{scope}', not for '{path}'.")
-        return Grant(path, key.rights, expires_at)
+        signed = f"{fields['sr']}\n{fields['se']}".encode()
+        known = False
+        for key in self._keys(unquote_plus(fields["skn"]), path):
+            known = True
+            if hmac.compare_digest(hmac.new(key.secret.encode(), signed, hashlib.sha256).digest(), given):
+                return key
+        if known:
+            raise bad_token("InvalidSignature: The token has an invalid signature.")
+        raise bad_token("InvalidSignature: The token names a key that does not exist here.")
 
-    def _key(self, name: str, local: tuple[dict[str, Any], ...]) -> Key:
-        key = self.keys.get(name)
-        if key is not None:
-            return key
-        for rule in local:
-            if rule.get("key_name") == name and rule.get("primary_key"):
-                return Key(name, str(rule["primary_key"]), frozenset(rule.get("rights") or ()))
-        raise unauthorized("InvalidSignature: The token names a key that does not exist here.")
+    def _keys(self, name: str, path: str) -> Iterator[Key]:
+        if name in self.keys:
+            yield self.keys[name]
+        parts = path.split("/") if self._entities is not None else []
+        for end in range(1, len(parts) + 1):
+            above = "/".join(parts[:end])
+            assert self._entities is not None
+            entity = self._entities.queue(above) or self._entities.topic(above)
+            for rule in () if entity is None else entity.settings.authorization_rules:
+                if rule.get("key_name") == name:
+                    rights = frozenset(rule.get("rights") or ())
+                    for secret in (rule.get("primary_key"), rule.get("secondary_key")):
+                        if secret:
+                            yield Key(name, str(secret), rights)
 
     def _jwt(self, token: str, path: str) -> Grant:
         if not self.accept_any_jwt:
-            raise unauthorized(
-                "InvalidIssuer: Entra (JWT) tokens are refused here; start localbus with --accept-any-jwt."
-            )
-        if token.count(".") < 2 and not token.strip():
-            raise unauthorized("MalformedToken: The token is empty.")
+            raise bad_token("InvalidIssuer: Entra (JWT) tokens are refused here; start localbus with --accept-any-jwt.")
+        if not token.strip():
+            raise bad_token("MalformedToken: The token is empty.")
         return Grant(path, frozenset(RIGHTS), float("inf"))
 
     def _scope(self, resource: str) -> str:
@@ -117,17 +153,17 @@ class Authorizer:
         try:
             host, port = (parts.hostname or "").lower(), parts.port
         except ValueError:
-            raise unauthorized("MalformedToken: The token's resource is no URL.") from None
+            raise bad_token("MalformedToken: The token's resource is no URL.") from None
         if host not in self.hosts or (port is not None and port != self.port):
-            raise unauthorized(f"InvalidAudience: The token is for another host ('{host}').")
+            raise bad_token(f"InvalidAudience: The token is for another host ('{host}').")
         return parse_address(parts.path).path.lower()
 
     def check_rest(self, header: str | None, path: str, right: str, now: float) -> None:
         """Refuse a management request that no key, or not the right one, has signed."""
         if not header:
-            raise unauthorized("MissingToken: The request has no Authorization header.")
+            raise bad_token("MissingToken: The request has no Authorization header.")
         token = header[7:] if header[:7].lower() == "bearer " else header
-        if not self.grant(token, path, now).covers(path.lower(), right):
+        if not self.grant(token, path, now).allows(right):
             raise unauthorized(f"The key does not hold the {right} claim that '{path}' asks for.")
 
 

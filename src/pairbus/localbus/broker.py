@@ -15,7 +15,7 @@ from . import conditions
 from .catalog import Catalog
 from .conditions import BusError
 from .hubs import Event, Hub, Partition
-from .message import Draft, Message
+from .message import ACTIVE, Draft, Message
 from .payload import Parts, View
 from .queues import Queue
 from .settings import FOREVER
@@ -28,13 +28,22 @@ _BATCH = 500
 
 SessionLost = Callable[[Queue, str, Any], None]
 
+#: Dead-letter reasons, as the service writes them.
+_NO_SESSION = (
+    "Session ID is null.",
+    "Session enabled entity doesn't allow a message whose session identifier is null.",
+)
+_EXCEPTIONS = {
+    conditions.ENTITY_DISABLED: "MessagingEntityDisabledException",
+    conditions.RESOURCE_LIMIT_EXCEEDED: "QuotaExceededException",
+    conditions.MESSAGE_SIZE_EXCEEDED: "MessageSizeExceededException",
+}
+
 
 class Broker(Catalog):
     """A namespace: its entities (see `Catalog`), and what happens between them."""
 
-    def __init__(
-        self, name: str, store: Store | None = None, *, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, name: str, store: Store | None = None, *, clock: Callable[[], float] = time.time) -> None:
         self.name = name
         self.store: Store = MemoryStore() if store is None else store
         self.clock = clock
@@ -43,10 +52,12 @@ class Broker(Catalog):
         self.on_deleted: Callable[[Queue | Hub], None] = lambda entity: None
         self.on_work: Callable[[], None] = lambda: None
         self._ready: dict[Queue, None] = {}
+        self._stalled: dict[Queue, float] = {}
         self._agenda: list[tuple[float, int, Queue]] = []
         self._agenda_number = 0
         self._last_id = 0
         self._users: dict[int, int] = {}
+        self._forget_at: dict[int, float] = {}
         super().__init__(self, self.store, clock, self._forget)
         if isinstance(self.store, SqliteStore):
             self._restore(self.store)
@@ -58,16 +69,22 @@ class Broker(Catalog):
         for id, following in store.sequences().items():
             if id in self.by_id:
                 self.by_id[id].next_sequence = following
+        worn: list[tuple[Queue, Message]] = []
         for id, message in store.messages():
             self._last_id = max(self._last_id, message.id)
-            self.by_id[id].insert(message)
+            queue = self.by_id[id]
+            queue.insert(message)
+            if message.state == ACTIVE and message.delivery_count >= queue.settings.max_delivery_count:
+                worn.append((queue, message))
         for id, session, state in store.sessions():
-            self.by_id[id].restore_session_state(session, state)
+            self.by_id[id].restore_session_state(session, state, self.clock())
         for id, message_id, at in store.history():
             self.by_id[id].remember(message_id, at)
         hubs = {hub.id: hub for hub in self.hubs()}
         for hub, partition, event in store.events():
             hubs[hub].partition(partition).restore(event)
+        for queue, message in worn:  # their last delivery ended with the process that made it
+            queue.give_up(message, self.clock())
 
     # --- effects, as queues ask for them ---------------------------------------------------------------
 
@@ -89,6 +106,10 @@ class Broker(Catalog):
 
     def seen(self, queue: Queue, message_id: str, at: float) -> None:
         self.store.remember(queue.id, message_id, at)
+        if at >= self._forget_at.get(queue.id, 0.0):
+            window = queue.settings.duplicate_detection_history_time_window.total_seconds()
+            self.store.forget_before(queue.id, at - window)
+            self._forget_at[queue.id] = at + window / 2
 
     def payloads(self, messages: Sequence[Message]) -> list[bytes]:
         return self.store.payloads(messages)
@@ -108,6 +129,7 @@ class Broker(Catalog):
     def _forget(self, entity: Queue | Hub) -> None:
         if isinstance(entity, Queue):
             self._ready.pop(entity, None)
+            self._stalled.pop(entity, None)
         self.on_deleted(entity)
 
     # --- taking in -------------------------------------------------------------------------------------
@@ -188,6 +210,9 @@ class Broker(Catalog):
             queue = heapq.heappop(self._agenda)[2]
             if queue.id in self.by_id:
                 queue.advance(now)
+        for queue in [queue for queue, when in self._stalled.items() if when <= now]:
+            del self._stalled[queue]
+            self._ready[queue] = None
         waiting: dict[Queue, None] = {}
         while self._ready:
             queue = self._ready.popitem()[0]
@@ -202,7 +227,8 @@ class Broker(Catalog):
 
     def next_due(self) -> float:
         """When `turn` is wanted next, should nothing else happen."""
-        return self._agenda[0][0] if self._agenda else float("inf")
+        due = self._agenda[0][0] if self._agenda else float("inf")
+        return min(due, *self._stalled.values()) if self._stalled else due
 
     def _fan_out(self, topic: Topic, now: float) -> None:
         inbox = topic.inbox
@@ -226,63 +252,64 @@ class Broker(Catalog):
             draft = _reread(draft)
         if message.expires_at != float("inf"):
             draft.time_to_live = message.expires_at - now
+        checked = queue.settings.requires_duplicate_detection
+        if checked and queue.is_duplicate(_reread(draft).message_id, now):
+            return
         lacks_session = queue.settings.requires_session and draft.session_id is None
         copy = Message(self.new_id(), queue.next_sequence, now, draft)
         queue.next_sequence += 1
         copy.enqueue_sequence = message.enqueue_sequence
         copy.hops = message.hops + 1
+        copy.source = message.source
         copy.expires_at = queue.expiry(copy, now)
         queue.insert(copy)
         self.stored(queue, copy)
         if lacks_session:
-            queue.bury(
-                copy,
-                now,
-                "Session ID is null.",
-                "Session enabled entity doesn't allow a message whose session identifier is null.",
-            )
+            queue.bury(copy, now, *_NO_SESSION)
 
     def _forward(self, queue: Queue, path: str, now: float) -> None:
         target = self.queue(path) or self.topic(path)
         while messages := queue.acquire(now, _BATCH):
-            for index, (message, payload) in enumerate(
-                zip(messages, self.payloads(messages), strict=True)
-            ):
-                if target is None:
-                    self._strand(queue, message, now, "MessagingEntityNotFound", f"'{path}' does not exist.")
-                elif message.hops >= MAX_HOPS:
-                    self._strand(
-                        queue, message, now, "MaxTransferHopCountExceeded",
-                        f"The message was forwarded {MAX_HOPS} times already.",
-                    )  # fmt: skip
-                else:
-                    inbox = target.inbox if isinstance(target, Topic) else target
-                    draft = Draft(payload, message.size, None, message.session_id)
-                    try:
-                        self.check_send(target)
-                        self._check_quota(target, inbox, [draft])
-                    except BusError:
-                        # It stays here, in transfer, and is tried again: nothing is lost to a full target.
-                        for held in messages[index:]:
-                            queue.put_back_unsent(held)
-                        self._ready.pop(queue, None)
-                        queue.wake(now + _RETRY_FORWARD)
-                        return
-                    if inbox.settings.requires_session and message.session_id is None:
-                        self._strand(queue, message, now, "SessionIdIsNull", f"'{path}' requires sessions.")
-                        continue
-                    self._place(inbox, message, payload, now)
+            for index, (message, payload) in enumerate(zip(messages, self.payloads(messages), strict=True)):
+                problem = self._obstacle(queue, message, target, path)
+                if problem is None:
+                    assert target is not None
+                    self._place(target.inbox if isinstance(target, Topic) else target, message, payload, now)
                     queue.take_out(message)
+                elif queue.transfer_dead_letters is not None:
+                    # As the service does it: what cannot be forwarded is set aside, for a person to see.
+                    queue.move_to(queue.transfer_dead_letters, message, *problem)
+                else:
+                    # A dead letter has nowhere else to be: it stays, and is tried again.
+                    for held in messages[index:]:
+                        queue.put_back_unsent(held)
+                    self._ready.pop(queue, None)
+                    self._stalled[queue] = now + _RETRY_FORWARD
+                    return
 
-    def _strand(self, queue: Queue, message: Message, now: float, reason: str, description: str) -> None:
-        stranded = queue.transfer_dead_letters
-        if stranded is None:  # a dead-letter queue's own forwarding: the letter stays where it is
-            queue.put_back_unsent(message)
-            self._ready.pop(queue, None)
-            return
-        queue.move_to(stranded, message, reason, description)
+    def _obstacle(
+        self, queue: Queue, message: Message, target: Queue | Topic | None, path: str
+    ) -> tuple[str, str] | None:
+        """Why a message cannot be forwarded: a reason and a description."""
+        if target is None:
+            return "MessagingEntityNotFoundException", f"The forwarding destination '{path}' does not exist."
+        if message.hops >= MAX_HOPS and queue.transfer_dead_letters is not None:
+            return "MaxTransferHopCountExceeded", f"The message has been forwarded {MAX_HOPS} times already."
+        inbox = target.inbox if isinstance(target, Topic) else target
+        try:
+            self.check_send(target)
+            self._check_quota(target, inbox, [Draft(b"", message.size)])
+        except BusError as error:
+            return _EXCEPTIONS.get(error.condition, "MessagingException"), error.description
+        if inbox.settings.requires_session and message.session_id is None:
+            return _NO_SESSION
+        return None
 
     # --- life of entities ------------------------------------------------------------------------------
+
+    def touch(self, target: Queue | Topic | Hub) -> None:
+        """Somebody has asked something of this entity: it is not idle."""
+        (self._parent(target) if isinstance(target, Queue) else target).accessed_at = self.clock()
 
     def attach(self, queue: Queue) -> None:
         """A link uses this queue: it is not idle."""
@@ -301,21 +328,25 @@ class Broker(Catalog):
             if self._is_idle(queue, now):
                 self.delete_queue(queue.path)
         for topic in self.topics():
+            inner = [topic.inbox]
             for key, subscription in list(topic.subscriptions.items()):
                 if self._is_idle(subscription.queue, now):
                     self.delete_subscription(topic.settings.name, key)
+                else:
+                    inner.append(subscription.queue)
             limit = topic.settings.auto_delete_on_idle
-            used = max(topic.accessed_at, topic.inbox.accessed_at)
-            if limit < FOREVER and not self._users.get(topic.inbox.id) and used + limit.total_seconds() <= now:
+            used = max(topic.accessed_at, topic.updated_at, *(queue.accessed_at for queue in inner))
+            if limit < FOREVER and not any(map(self._in_use, inner)) and used + limit.total_seconds() <= now:
                 self.delete_topic(topic.settings.name)
 
     def _is_idle(self, queue: Queue, now: float) -> bool:
         limit = queue.settings.auto_delete_on_idle
-        return (
-            limit < FOREVER
-            and not self._users.get(queue.id)
-            and queue.accessed_at + limit.total_seconds() <= now
-        )
+        used = max(queue.accessed_at, queue.updated_at)
+        return limit < FOREVER and not self._in_use(queue) and used + limit.total_seconds() <= now
+
+    def _in_use(self, queue: Queue) -> bool:
+        """Whether a link is open on it, or a message is scheduled in it."""
+        return bool(self._users.get(queue.id)) or queue.counts().scheduled > 0
 
 
 def size_exceeded(path: str, size: int, limit: int) -> BusError:

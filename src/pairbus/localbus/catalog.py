@@ -148,9 +148,7 @@ class Catalog:
         del self.topic_of_inbox[topic.inbox.id]
         self._discard(topic.inbox)
 
-    def create_subscription(
-        self, topic: str, settings: QueueSettings, rule: RuleSettings | None
-    ) -> Subscription:
+    def create_subscription(self, topic: str, settings: QueueSettings, rule: RuleSettings | None) -> Subscription:
         owner = self._existing_topic(topic)
         if settings.name.lower() in owner.subscriptions:
             raise _exists(f"{topic}/Subscriptions/{settings.name}")
@@ -199,6 +197,7 @@ class Catalog:
     def _set_rule(self, topic: Topic, subscription: Subscription, settings: RuleSettings) -> Rule:
         rule = Rule(settings, self._clock())
         subscription.rules[settings.name.lower()] = rule
+        subscription.queue.accessed_at = rule.created_at
         self._keep_subscription(topic, subscription)
         return rule
 
@@ -225,7 +224,8 @@ class Catalog:
         """Bring an entity back from the store; its messages follow."""
         self._next_id = max(self._next_id, row.id + IDS_PER_ENTITY)
         if row.kind == "queue":
-            self._queues[row.path.lower()] = self._build(row.id, row.path, load_settings(QueueSettings, row.settings), row)
+            kept = load_settings(QueueSettings, row.settings)
+            self._queues[row.path.lower()] = self._build(row.id, row.path, kept, row)
         elif row.kind == "hub":
             self._hubs[row.path.lower()] = Hub(row.id, load_settings(HubSettings, row.settings), row.created)
         elif row.kind == "topic":

@@ -9,9 +9,13 @@ import errno
 import json
 import logging
 import os
+import random
+import re
+import resource
 import shutil
 import signal
 import socket
+import sqlite3
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -21,13 +25,16 @@ from .auth import DEFAULT_KEY_NAME, RIGHTS, Authorizer, Key
 from .broker import Broker
 from .connection import AmqpConnection
 from .entities_file import EntitiesFileError, load_entities
-from .listener import Listener
+from .listener import BACKLOG, Listener
 from .server import Server
 from .store import SqliteStore, StoreError
 from .tls import server_context
 
 HOST = "127.0.0.1"
 USAGE_ERROR = 2
+FAILED = 1
+_FREE_PORTS = range(20000, 32768)
+_OPEN_FILES = 10240
 
 
 class UsageError(Exception):
@@ -46,6 +53,7 @@ class Options:
     ready_file: Path | None = None
     tls_folder: Path | None = None
     accept_any_jwt: bool = False
+    until_eof: bool = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ready-file", type=Path, metavar="FILE", help="write the ready line there as well")
     parser.add_argument("--tls-folder", type=Path, metavar="DIR", help="keep the CA and certificate there")
     parser.add_argument("--accept-any-jwt", action="store_true", help="accept any Entra (JWT) token")
+    parser.add_argument("--until-eof", action="store_true", help="stop when standard input ends")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,6 +85,9 @@ def run(args: argparse.Namespace) -> int:
     except (UsageError, StoreError, EntitiesFileError) as error:
         print(f"pairbus localbus: {error}", file=sys.stderr)
         return USAGE_ERROR
+    except sqlite3.Error as error:
+        print(f"pairbus localbus: the store {args.store} cannot be written ({error})", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         return 0
 
@@ -89,7 +101,7 @@ def read_options(args: argparse.Namespace) -> Options:
         )
     if not 0 <= args.port <= 65535:
         raise UsageError(f"--port {args.port} is no port; 0 to 65535 (0: any free one)")
-    if not args.name or not all(c.isalnum() or c == "-" for c in args.name) or len(args.name) > 50:
+    if not re.fullmatch(r"[A-Za-z0-9-]{1,50}", args.name):
         raise UsageError(f"--name {args.name!r} is no namespace name: letters, digits and '-', 50 at most")
     if args.store is not None and not args.store.absolute().parent.is_dir():
         raise UsageError(f"--store {args.store}: the folder {args.store.absolute().parent} does not exist")
@@ -102,6 +114,7 @@ def read_options(args: argparse.Namespace) -> Options:
         ready_file=args.ready_file,
         tls_folder=args.tls_folder,
         accept_any_jwt=args.accept_any_jwt,
+        until_eof=args.until_eof,
     )
 
 
@@ -115,10 +128,9 @@ def _keys(names: list[str], secrets: list[str]) -> tuple[Key, ...]:
         name, _, rights = spelled.partition(":")
         wanted = [right.strip() for right in rights.split(",") if right.strip()] or list(RIGHTS)
         wrong = [right for right in wanted if right not in RIGHTS]
-        if wrong or not name:
+        if wrong or not re.fullmatch(r"[\w.-]{1,256}", name, re.ASCII):
             raise UsageError(f"--key-name {spelled!r}: NAME or NAME:RIGHT,… with rights of {', '.join(RIGHTS)}")
-        random = Key.random(name)
-        secret = _secret(secrets[index]) if index < len(secrets) else random.secret
+        secret = _secret(secrets[index]) if index < len(secrets) else Key.random(name).secret
         keys.append(Key(name, secret, frozenset(wanted)))
     if len({key.name for key in keys}) != len(keys):
         raise UsageError("two keys have the same name")
@@ -129,8 +141,9 @@ def _secret(text: str) -> str:
     if text.startswith("@"):
         try:
             text = Path(text[1:]).read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise UsageError(f"--key {text}: {error.strerror}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "no text"
+            raise UsageError(f"--key {text}: {reason}") from None
     elif text.startswith("env:"):
         name, text = text[4:], os.environ.get(text[4:], "")
         if not text:
@@ -142,15 +155,30 @@ def _secret(text: str) -> str:
 
 def bind(port: int) -> socket.socket:
     """The listening socket; a port in use is said plainly."""
+    if port:
+        try:
+            return _listen(port)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise UsageError(f"port {port} is in use; choose another, or 0 for any free one") from None
+            raise UsageError(f"port {port} cannot be used: {error.strerror}") from None
+    # Not one of the ports that the system gives to clients: one of them could take it while localbus restarts,
+    # and a client that dials a dead port of that range can even meet itself.
+    for candidate in random.sample(_FREE_PORTS, 50):
+        with contextlib.suppress(OSError):
+            return _listen(candidate)
+    return _listen(0)
+
+
+def _listen(port: int) -> socket.socket:
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((HOST, port))
-    except OSError as error:
+        sock.listen(BACKLOG)
+    except OSError:
         sock.close()
-        if error.errno == errno.EADDRINUSE:
-            raise UsageError(f"port {port} is in use; choose another, or 0 for any free one") from None
-        raise UsageError(f"port {port} cannot be used: {error.strerror}") from None
+        raise
     return sock
 
 
@@ -162,8 +190,18 @@ def connection_string(port: int, key: Key) -> str:
     )
 
 
+def _allow_connections() -> None:
+    """Use as many file descriptors as we may: shells give 256 or 1024, which a thousand clients would use up."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    with contextlib.suppress(ValueError, OSError):
+        if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 async def _serve(options: Options) -> int:
     loop = asyncio.get_running_loop()
+    _allow_connections()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -183,29 +221,51 @@ async def _serve(options: Options) -> int:
             tls, ca_file = server_context(folder, options.name)
         except OSError as error:
             raise UsageError(f"the certificates cannot be kept in {folder}: {error.strerror}") from None
-        store = None if options.store is None else SqliteStore(options.store)
-        if store is not None:
-            cleanup.callback(store.close)
-        broker = Broker(options.name, store)
+        broker = _load(options, cleanup)
         hosts = frozenset(("127.0.0.1", "localhost", "::1", f"{options.name}.servicebus.windows.net".lower()))
-        authorizer = Authorizer(list(options.keys), hosts=hosts, port=port, accept_any_jwt=options.accept_any_jwt)
+        authorizer = Authorizer(
+            list(options.keys), hosts=hosts, port=port, accept_any_jwt=options.accept_any_jwt, entities=broker
+        )
         if options.entities is not None:
             load_entities(options.entities, broker)
         broker.store.commit()
         server = Server(broker, authorizer)
         listener = Listener(sock, tls, lambda: AmqpConnection(server), server.http_protocol)
-        _announce(options, port, ca_file)
+        _announce(options, port, ca_file, cleanup)
         server.failed.add_done_callback(lambda _: stop.set())
+        if options.until_eof:
+            loop.add_reader(sys.stdin.fileno(), _read_until_eof, loop, stop)
         await stop.wait()
         await listener.close()
+        if not server.failed.done():
+            await server.stop()
         if server.failed.done():
             print(f"pairbus localbus: {server.failed.exception()}", file=sys.stderr)
-            return 1
-        await server.stop()
+            return FAILED
     return 0
 
 
-def _announce(options: Options, port: int, ca_file: Path) -> None:
+def _load(options: Options, cleanup: contextlib.ExitStack) -> Broker:
+    """The broker with what its store holds."""
+    if options.store is None:
+        return Broker(options.name)
+    store = SqliteStore(options.store)
+    # The server closes it in good order. If it does not come to that, nothing half-done is written.
+    cleanup.callback(store.abandon)
+    try:
+        return Broker(options.name, store)
+    except (sqlite3.Error, LookupError, ValueError, TypeError) as error:
+        raise StoreError(f"the store {options.store} is damaged ({error}); name another file") from None
+
+
+def _read_until_eof(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """The program that holds the other end of our input is gone: nobody else would stop us."""
+    if not os.read(sys.stdin.fileno(), 1024):
+        loop.remove_reader(sys.stdin.fileno())
+        stop.set()
+
+
+def _announce(options: Options, port: int, ca_file: Path, cleanup: contextlib.ExitStack) -> None:
     line = json.dumps(
         {
             "name": options.name,
@@ -218,6 +278,11 @@ def _announce(options: Options, port: int, ca_file: Path) -> None:
     if options.ready_file is not None:
         # Whole or not there at all: a reader polls for it.
         part = options.ready_file.with_name(options.ready_file.name + ".part")
-        part.write_text(line + "\n", encoding="utf-8")
-        part.replace(options.ready_file)
+        try:
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+                out.write(line + "\n")  # it holds the key
+            part.replace(options.ready_file)
+        except OSError as error:
+            raise UsageError(f"--ready-file {options.ready_file}: {error.strerror}") from None
+        cleanup.callback(options.ready_file.unlink, missing_ok=True)
     print(line, flush=True)

@@ -16,8 +16,9 @@ from .attach import attach
 from .auth import Grant, unauthorized
 from .conditions import BusError
 from .engine import Engine, lib
+from .fairness import PIECE_BYTES, SHARE_SECONDS
 from .links import LinkHandler
-from .wire import MAX_FRAME, FramingError, Inbound, Outbound
+from .wire import PROTON_FRAME, FramingError, Inbound, Outbound
 
 if TYPE_CHECKING:
     from .server import Server
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WRITE_HIGH = 4 * 1024 * 1024
+#: How long a client may take over our goodbye.
+_LINGER_SECONDS = 5.0
+_CLOSING_TICKS = 10
 
 
 class AmqpConnection(asyncio.Protocol):
@@ -36,13 +40,25 @@ class AmqpConnection(asyncio.Protocol):
         self.writable = True
         self.grants: dict[str, Grant] = {}
         self.replies: list[Any] = []
+        #: Links whose attach a black hole has taken, and whether it has taken bytes.
+        self.unanswered: dict[Any, str] = {}
+        self._deaf = False
         self._inbound = Inbound()
         self._outbound = Outbound(self._inbound)
         self.formats = self._inbound.formats
-        self._engine = Engine(server.broker.name, MAX_FRAME)
+        self._engine = Engine(server.broker.name, PROTON_FRAME)
         self._handlers: dict[Any, LinkHandler] = {}
         self._transport: asyncio.Transport | None = None
+        self._unread = b""
         self._closing = False
+        self._closing_ticks = 0
+        self._hang_up = False
+        self._ended = False
+        #: Receivers that wait until less is buffered; the bytes of messages that are not whole yet, and of
+        #: replies that are not sent yet.
+        self.stalled: set[LinkHandler] = set()
+        self.unfinished = 0
+        self.owed = 0
 
     # --- asyncio ---------------------------------------------------------------------------------------
 
@@ -54,18 +70,58 @@ class AmqpConnection(asyncio.Protocol):
         self.server.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
-        if not self.alive or self._closing or self.server.faults.is_silent(""):
+        if not self.alive or self._closing:
             return
+        if self.server.faults.is_silent(""):
+            self._deaf = True
+            return
+        shared = self.server.talkers.heard(self)
+        if self._unread:
+            self._unread += data
+        elif shared and len(data) > PIECE_BYTES:
+            self._unread = data
+            self._take_share()
+        else:
+            self._take(data)
+
+    def _take_share(self) -> None:
+        """Work on what has come for a moment, then let the others have theirs."""
+        if not self.alive or self._transport is None:
+            return
+        data, at = self._unread, 0
+        with self.server.patience():
+            until = self.server.loop.time() + SHARE_SECONDS
+            while at < len(data) and not self._closing:
+                self._take(data[at : at + PIECE_BYTES])
+                at += PIECE_BYTES
+                if self.server.loop.time() >= until:
+                    break
+        self._unread = b"" if self._closing else data[at:]
+        if self._unread:
+            self._transport.pause_reading()
+            self.server.loop.call_soon(self._take_share)
+        elif self.writable and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _take_rest(self) -> None:
+        data, self._unread = self._unread, b""
+        if data and not self._closing:
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
         try:
             self._engine.push(self._inbound.feed(data))
-        except (FramingError, AmqpDecodeError) as error:
-            # Proton may have seen the start of the stream: it says goodbye properly where it can.
+        except FramingError as error:
+            # Proton has seen the start of the stream: it says goodbye properly where it can.
+            self._engine.push(error.before)
+            self._process()
             self._engine.close(BusError(conditions.FRAMING_ERROR, str(error)))
-            self._closing = True
+            self._closing = self._hang_up = True
         self._process()
         self.wants_output()
 
     def eof_received(self) -> bool:
+        self._take_rest()
         self._engine.end_input()
         self._process()
         self.wants_output()
@@ -74,8 +130,11 @@ class AmqpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.alive:
             return
+        if exc is not None:
+            self._take_rest()  # the client is gone, not what it sent; where we cut it off ourselves, both are
         self.alive = False
         self.server.connections.discard(self)
+        self.server.talkers.gone(self)
         for handler in list(self._handlers.values()):
             self._gone(handler)
         self._handlers.clear()
@@ -89,7 +148,7 @@ class AmqpConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.writable = True
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is not None and not self._transport.is_closing() and not self._unread:
             self._transport.resume_reading()
         for handler in list(self._handlers.values()):
             handler.on_flow()
@@ -104,20 +163,49 @@ class AmqpConnection(asyncio.Protocol):
 
     def flush(self) -> None:
         """Write what Proton has, unless the client does not read."""
-        if not self.alive or not self.writable or self._transport is None:
+        if not self.alive or not self.writable or self._ended or self._transport is None:
             return
         self._process()
         raw = self._engine.output()
-        if raw and not self.server.faults.is_silent(""):
-            self._write(self._outbound.feed(raw))
-        if self._engine.finished():
-            self._transport.close()
+        if raw and self.server.faults.is_silent(""):
+            self._deaf = True
+        elif raw:
+            try:
+                self._write(self._outbound.feed(raw))
+            except Exception:
+                # Must not happen; if it does, the others' turn goes on.
+                log.exception("what a client was to get could not be written")
+                self.drop()
+                return
+        if self._engine.finished() or self._hang_up:
+            self._end(self._transport)
+        if self.stalled:
+            stalled, self.stalled = self.stalled, set()
+            for handler in stalled:
+                handler.on_flow()
+
+    def _end(self, transport: asyncio.Transport) -> None:
+        """Nothing more is written. What was may still be read; who does not read it is cut off.
+
+        Where it can be, only our direction is closed: a socket that is closed while its client still writes
+        resets the connection, and our last word is lost.
+        """
+        self._ended = self._closing = True
+        if transport.can_write_eof():
+            transport.write_eof()
+        else:
+            transport.close()
+        self.server.loop.call_later(_LINGER_SECONDS, self.drop)
 
     def _write(self, data: bytes) -> None:
         assert self._transport is not None
         self._transport.write(data)
 
     def tick(self, milliseconds: int) -> None:
+        if self._closing:
+            self._closing_ticks += 1
+            if self._closing_ticks > _CLOSING_TICKS:
+                self.drop()
         if self.alive:
             self._engine.tick(milliseconds)
             self.wants_output()
@@ -128,6 +216,32 @@ class AmqpConnection(asyncio.Protocol):
             self._closing = True
             self._engine.close(error)
             self.wants_output()
+
+    def give_up(self, why: str) -> None:
+        """A client asks for more memory than one may have: it is told, and let go."""
+        self._hang_up = True
+        self.close(BusError(conditions.RESOURCE_LIMIT_EXCEEDED, why))
+
+    @property
+    def closing(self) -> bool:
+        return self._closing
+
+    def recover(self) -> None:
+        """A fault has ended: what it left without an answer is told so, everything else goes on."""
+        faults = self.server.faults
+        if self._deaf and not faults.is_silent(""):
+            self.drop()  # bytes are missing from the stream: nothing sensible can follow
+            return
+        error = BusError(conditions.DETACH_FORCED, "The link is closed: it was in a black hole (a fault of localbus).")
+        for link in [each for each, path in self.unanswered.items() if not faults.is_silent(path)]:
+            del self.unanswered[link]
+            refuse_attach(link, error)
+            self.wants_output()
+        for handler in self.handlers():
+            if handler.swallowed and not faults.is_silent(handler.path):
+                handler.refuse(error)
+            else:
+                handler.on_flow()
 
     def drop(self) -> None:
         """Cut the connection without a word."""
@@ -194,6 +308,7 @@ class AmqpConnection(asyncio.Protocol):
         handler = self._handlers.pop(link, None)
         if handler is not None:
             self._gone(handler)
+        self.unanswered.pop(link, None)
         if detached:
             lib.pn_link_detach(link)
         else:
@@ -201,6 +316,8 @@ class AmqpConnection(asyncio.Protocol):
         self.server.after_commit(lambda: self._free(lib.pn_link_free, link))
 
     def _on_end(self, session: Any) -> None:
+        for link in [each for each in self.unanswered if lib.pn_link_session(each) == session]:
+            del self.unanswered[link]
         for link, handler in list(self._handlers.items()):
             if lib.pn_link_session(link) == session:
                 del self._handlers[link]
@@ -254,5 +371,7 @@ class AmqpConnection(asyncio.Protocol):
 def refuse_attach(link: Any, error: BusError) -> None:
     """Answer an attach with null termini, then close with the error: the form the SDKs understand."""
     engine.set_condition(lib.pn_link_condition(link), error)
+    for terminus in (lib.pn_link_source(link), lib.pn_link_target(link)):
+        lib.pn_terminus_set_type(terminus, lib.PN_UNSPECIFIED)  # null: an empty one would mean "attached"
     lib.pn_link_open(link)
     lib.pn_link_close(link)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import secrets
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -149,15 +148,12 @@ _RIGHTS = {
 
 def _read_rights(rules: Element) -> tuple[dict[str, Any], ...]:
     """Keys that a client leaves out are made here, as the service makes them."""
-    now = write_time(time.time())
     found = []
     for rule in rules.findall("AuthorizationRule"):
         given: dict[str, Any] = {
             "type": rule.get("type", "SharedAccessAuthorizationRule"),
             "claim_type": "SharedAccessKey",
             "claim_value": "None",
-            "created_time": now,
-            "modified_time": now,
             "primary_key": base64.b64encode(secrets.token_bytes(32)).decode(),
             "secondary_key": base64.b64encode(secrets.token_bytes(32)).decode(),
         }
@@ -189,8 +185,9 @@ _AVAILABLE = Shown("EntityAvailabilityStatus", lambda _: "Available")
 _TIMES = (
     Shown("CreatedAt", lambda e: write_time(e.created_at)),
     Shown("UpdatedAt", lambda e: write_time(e.updated_at)),
-    Shown("AccessedAt", lambda e: write_time(e.accessed_at)),
 )
+#: A queue or topic that nobody has used was never accessed; a subscription was when it was made.
+_USED = Shown("AccessedAt", lambda e: write_time(e.accessed_at if e.accessed_at != e.created_at else 0))
 _AUTHORIZATION = (
     Shown("IsAnonymousAccessible", lambda _: "false"),
     Setting("AuthorizationRules", "authorization_rules", _read_rights, _write_rights),
@@ -217,6 +214,7 @@ QUEUE: tuple[Setting | Shown, ...] = (
     _TOTAL,
     *_AUTHORIZATION,
     *_TIMES,
+    _USED,
     Shown("SupportOrdering", lambda e: write_boolean(not e.settings.enable_partitioning)),
     _counts("d2p1"),
     _IDLE,
@@ -239,6 +237,7 @@ TOPIC: tuple[Setting | Shown, ...] = (
     _boolean("FilteringMessagesBeforePublishing", "filtering_messages_before_publishing"),
     *_AUTHORIZATION,
     *_TIMES,
+    _USED,
     _boolean("SupportOrdering", "support_ordering"),
     _counts("d2p1"),
     Shown("SubscriptionCount", lambda e: str(len(e.subscriptions))),
@@ -265,6 +264,7 @@ SUBSCRIPTION: tuple[Setting | Shown, ...] = (
     _text("Status", "status"),
     _forward("ForwardTo", "forward_to"),
     *_TIMES,
+    Shown("AccessedAt", lambda e: write_time(e.accessed_at)),
     _text("UserMetadata", "user_metadata"),
     _counts("d3p1"),
     _forward("ForwardDeadLetteredMessagesTo", "forward_dead_lettered_messages_to"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ class Dispatcher:
     def __init__(self) -> None:
         self._queues: dict[Queue, _Receivers] = {}
         self._woken: dict[Consumer, None] = {}
+        #: When somebody's patience may be over; entries of those who were served meanwhile are passed over.
+        self._deadlines: list[float] = []
 
     def _of(self, queue: Queue) -> _Receivers:
         found = self._queues.get(queue)
@@ -57,6 +60,7 @@ class Dispatcher:
 
     def wait(self, queue: Queue, waiting: Waiting) -> None:
         self._of(queue).waiting.append(waiting)
+        heapq.heappush(self._deadlines, waiting.deadline)
 
     def stop_waiting(self, queue: Queue, waiting: Any) -> None:
         found = self._queues.get(queue)
@@ -92,6 +96,8 @@ class Dispatcher:
                 if consumer.pull(now):
                     self._woken[consumer] = None
                     more = True
+                if consumer.session is None and not queue.has_ready():
+                    break  # nothing is left: the next round begins with the next receiver
         for consumer in woken:
             if consumer.open and consumer.pull(now):
                 self._woken[consumer] = None
@@ -100,6 +106,10 @@ class Dispatcher:
 
     def expire(self, now: float) -> None:
         """Tell those who have waited long enough that there was no session for them."""
+        if not self._deadlines or self._deadlines[0] > now:
+            return
+        while self._deadlines and self._deadlines[0] <= now:
+            heapq.heappop(self._deadlines)
         for queue, found in list(self._queues.items()):
             for waiting in [w for w in found.waiting if w.deadline <= now]:
                 found.waiting.remove(waiting)
@@ -112,7 +122,7 @@ class Dispatcher:
             self._tidy(queue)
 
     def next_deadline(self) -> float:
-        return min((w.deadline for f in self._queues.values() for w in f.waiting), default=float("inf"))
+        return self._deadlines[0] if self._deadlines else float("inf")
 
     def forget(self, queue: Queue) -> list[Any]:
         """The queue is deleted: everyone on it."""

@@ -25,7 +25,7 @@ ffi: Any = cproton_ffi.ffi
 lib: Any = cproton_ffi.lib
 
 IDLE_TIMEOUT_SECONDS = 240
-CHANNEL_MAX = 255
+CHANNEL_MAX = 4999  # as the service: several SDKs open a session for every link
 
 ACCEPTED = lib.PN_ACCEPTED
 REJECTED = lib.PN_REJECTED

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ class EntitiesFileError(ValueError):
     """The file cannot be used; the text says where and why."""
 
 
+_NAMES = {str: "text", int: "a whole number", bool: "true or false"}
 _TOP = ("queues", "topics", "event_hubs")
 _RULE_KEYS = ("name", "sql", "correlation", "true", "false", "action")
 
@@ -49,74 +52,146 @@ def load_entities(path: Path, broker: Broker) -> int:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise EntitiesFileError(f"{path}: no TOML: {error}") from None
     try:
-        return _create(data, broker)
+        wanted = _read(data)
+        _create(wanted, broker)
     except (BusError, EntitiesFileError) as error:
         raise EntitiesFileError(f"{path}: {error}") from None
+    return len(wanted)
 
 
-def _create(data: dict[str, Any], broker: Broker) -> int:
+@dataclass(frozen=True)
+class _Wanted:
+    """One entity of the file: its path, what must be there before it, and how it is made."""
+
+    path: str
+    needs: tuple[str, ...]
+    make: Callable[[Broker], object]
+
+
+def _read(data: dict[str, Any]) -> list[_Wanted]:
+    """Everything the file asks for; nothing is made before all of it could be read."""
     _only(data, _TOP, "the file")
-    count = 0
-    # Targets of forwarding must exist first: queues that forward are made last.
-    queues = [_settings(QueueSettings, each, "queues") for each in _tables(data, "queues")]
-    for table in _tables(data, "topics"):
-        count += _topic(table, broker)
-    for queue in sorted(queues, key=lambda q: bool(q.forward_to or q.forward_dead_lettered_messages_to)):
-        count += 1
-        if broker.queue(queue.name) is None:
-            broker.create_queue(queue)
-    for table in _tables(data, "event_hubs"):
-        count += 1
-        hub = _settings(HubSettings, table, "event_hubs")
-        if broker.hub(hub.name) is None:
-            broker.create_hub(hub)
-    return count
+    wanted = [_queue(table) for table in _tables(data, "queues", "the file")]
+    for table in _tables(data, "topics", "the file"):
+        wanted += _topic(table)
+    wanted += [_hub(table) for table in _tables(data, "event_hubs", "the file")]
+    seen: set[str] = set()
+    for each in wanted:
+        if each.path.lower() in seen:
+            raise EntitiesFileError(f"'{each.path}' is there twice")
+        seen.add(each.path.lower())
+    return wanted
 
 
-def _topic(table: dict[str, Any], broker: Broker) -> int:
-    subscriptions = _tables(table, "subscriptions")
-    topic = _settings(TopicSettings, {k: v for k, v in table.items() if k != "subscriptions"}, "topics")
-    if broker.topic(topic.name) is None:
-        broker.create_topic(topic)
-    for each in subscriptions:
-        where = f"subscriptions of topic '{topic.name}'"
-        rules = [_rule(rule, where) for rule in _tables(each, "rules")]
-        settings = _settings(QueueSettings, {k: v for k, v in each.items() if k != "rules"}, where)
-        if broker.subscription(topic.name, settings.name) is None:
-            broker.create_subscription(topic.name, settings, rules[0] if rules else None)
+def _create(wanted: list[_Wanted], broker: Broker) -> None:
+    """Targets of forwarding first, whatever the order of the file."""
+    waiting = list(wanted)
+    while waiting:
+        paths = {each.path.lower() for each in waiting}
+        possible = [each for each in waiting if not paths & {need.lower() for need in each.needs}]
+        # Where they wait for each other in a circle, the broker says what is wrong with the first.
+        for each in possible or waiting[:1]:
+            each.make(broker)
+            waiting.remove(each)
+
+
+def _queue(table: dict[str, Any]) -> _Wanted:
+    settings: QueueSettings = _settings(QueueSettings, table, "queues")
+
+    def make(broker: Broker) -> None:
+        if broker.queue(settings.name) is None:
+            broker.create_queue(settings)
+
+    return _Wanted(settings.name, _targets(settings), make)
+
+
+def _hub(table: dict[str, Any]) -> _Wanted:
+    settings: HubSettings = _settings(HubSettings, table, "event_hubs")
+
+    def make(broker: Broker) -> None:
+        if broker.hub(settings.name) is None:
+            broker.create_hub(settings)
+
+    return _Wanted(settings.name, (), make)
+
+
+def _topic(table: dict[str, Any]) -> list[_Wanted]:
+    settings: TopicSettings = _settings(
+        TopicSettings, {k: v for k, v in table.items() if k != "subscriptions"}, "topics", ("subscriptions",)
+    )
+
+    def make(broker: Broker) -> None:
+        if broker.topic(settings.name) is None:
+            broker.create_topic(settings)
+
+    where = f"topic '{settings.name}'"
+    below = [_subscription(settings.name, each) for each in _tables(table, "subscriptions", where)]
+    return [_Wanted(settings.name, (), make), *below]
+
+
+def _subscription(topic: str, table: dict[str, Any]) -> _Wanted:
+    where = f"subscriptions of topic '{topic}'"
+    settings: QueueSettings = _settings(
+        QueueSettings, {k: v for k, v in table.items() if k != "rules"}, where, ("rules",)
+    )
+    here = f"'{settings.name}' of {where}"
+    rules = [_rule(rule, here) for rule in _tables(table, "rules", here)]
+    if len({rule.name.lower() for rule in rules}) != len(rules):
+        raise EntitiesFileError(f"two rules of {here} have the same name")
+
+    def make(broker: Broker) -> None:
+        if broker.subscription(topic, settings.name) is None:
+            broker.create_subscription(topic, settings, rules[0] if rules else None)
             for rule in rules[1:]:
-                broker.create_rule(topic.name, settings.name, rule)
-    return 1 + len(subscriptions)
+                broker.create_rule(topic, settings.name, rule)
+
+    return _Wanted(f"{topic}/Subscriptions/{settings.name}", (topic, *_targets(settings)), make)
+
+
+def _targets(settings: QueueSettings) -> tuple[str, ...]:
+    named = (settings.forward_to, settings.forward_dead_lettered_messages_to)
+    return tuple(target for target in named if target is not None)
 
 
 def _rule(table: dict[str, Any], where: str) -> RuleSettings:
-    name = table.get("name", DEFAULT_RULE)
-    where = f"rule '{name}' in {where}"
+    name = _text(table.get("name", DEFAULT_RULE), "name", f"a rule of {where}")
+    where = f"rule '{name}' of {where}"
     _only(table, _RULE_KEYS, where)
     kinds = [key for key in ("sql", "correlation", "true", "false") if key in table]
     if len(kinds) > 1:
         raise EntitiesFileError(f"{where} has {' and '.join(kinds)}; one filter is right")
+    for key in ("true", "false"):
+        if table.get(key, True) is not True:
+            raise EntitiesFileError(f"{key} of {where} can only be true, not {table[key]!r}")
     chosen: RuleFilter = TrueFilter()
     if "sql" in table:
         chosen = SqlExpression(_text(table["sql"], "sql", where))
     elif "correlation" in table:
-        given = table["correlation"]
-        if not isinstance(given, dict):
-            raise EntitiesFileError(f"correlation of {where} must be a table")
-        _only(given, [f.name for f in fields(CorrelationFilter)], f"correlation of {where}")
-        chosen = CorrelationFilter(**given)
-    elif table.get("false"):
+        chosen = _correlation(table["correlation"], f"correlation of {where}")
+    elif "false" in table:
         chosen = FalseFilter()
     action = table.get("action")
     return RuleSettings(name, chosen, None if action is None else SqlExpression(_text(action, "action", where)))
 
 
-def _settings(kind: type[Any], table: dict[str, Any], where: str) -> Any:
+def _correlation(given: Any, where: str) -> CorrelationFilter:
+    if not isinstance(given, dict):
+        raise EntitiesFileError(f"{where} must be a table")
+    _only(given, [f.name for f in fields(CorrelationFilter)], where)
+    for key, value in given.items():
+        if key != "properties":
+            _text(value, key, where)
+        elif not isinstance(value, dict) or not all(isinstance(v, (str, int, float, bool)) for v in value.values()):
+            raise EntitiesFileError(f"properties of {where} must be a table of texts, numbers and booleans")
+    return CorrelationFilter(**given)
+
+
+def _settings(kind: type[Any], table: dict[str, Any], where: str, more: tuple[str, ...] = ()) -> Any:
     if not isinstance(table.get("name"), str):
         raise EntitiesFileError(f"an entry of {where} has no name")
     place = f"'{table['name']}' of {where}"
     known = {f.name: f for f in fields(kind) if f.name != "authorization_rules"}
-    _only(table, known, place)
+    _only(table, (*known, *more), place)
     values: dict[str, Any] = {}
     for key, value in table.items():
         default = known[key].default
@@ -125,28 +200,31 @@ def _settings(kind: type[Any], table: dict[str, Any], where: str) -> Any:
         else:
             expected = str if default is None or key == "name" else type(default)
             if type(value) is not expected:
-                raise EntitiesFileError(f"{key} of {place} must be {expected.__name__}, not {value!r}")
+                raise EntitiesFileError(f"{key} of {place} must be {_NAMES[expected]}, not {value!r}")
             values[key] = value
-    return kind(**values)
+    try:
+        return kind(**values)
+    except BusError as error:
+        raise EntitiesFileError(f"{place}: {error}") from None
 
 
 def _duration(value: Any, key: str, place: str) -> timedelta:
     """Seconds as a number, or ISO 8601 text such as "PT30S"."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return min(timedelta(seconds=value), FOREVER)
-    try:
-        found = isodate.parse_duration(value) if isinstance(value, str) else None
-    except (isodate.ISO8601Error, OverflowError):
-        found = None
+    found: Any = None
+    with contextlib.suppress(isodate.ISO8601Error, ValueError, OverflowError):
+        if isinstance(value, str):
+            found = isodate.parse_duration(value)
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            found = timedelta(seconds=value)
     if not isinstance(found, timedelta):
         raise EntitiesFileError(f"{key} of {place} must be seconds or ISO 8601 such as 'PT30S', not {value!r}")
     return min(found, FOREVER)
 
 
-def _tables(data: dict[str, Any], key: str) -> list[dict[str, Any]]:
+def _tables(data: dict[str, Any], key: str, where: str) -> list[dict[str, Any]]:
     found = data.get(key, [])
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise EntitiesFileError(f"{key} must be a list of tables ([[{key}]])")
+        raise EntitiesFileError(f"{key} of {where} must be a list of tables ([[{key}]])")
     return found
 
 

@@ -38,7 +38,10 @@ class FaultClient:
         return self._set("black-hole", entity, {}, limits)
 
     def drop(self, entity: str = "*", *, after: int = 0, **limits: Any) -> int:
-        """Cut the connections of an entity now, or each time `after` messages have come in."""
+        """Cut the connections of an entity now, or the one that carried a message each time that `after` have passed.
+
+        What a cut connection has sent is kept; the sender just never hears of it.
+        """
         return self._set("drop", entity, {"after": after}, limits)
 
     def reject(
@@ -57,7 +60,7 @@ class FaultClient:
         return self._set("internal-error", entity, {"rate": rate}, limits)
 
     def lock_lost(self, entity: str = "*", *, rate: float = 1.0, **limits: Any) -> int:
-        """Settling finds the lock lost."""
+        """Settling finds the lock lost, and the message is there for others."""
         return self._set("lock-lost", entity, {"rate": rate}, limits)
 
     def late_settle(self, delay: float, entity: str = "*", **limits: Any) -> int:
@@ -85,7 +88,7 @@ class FaultClient:
         return self._set("size-limit", entity, {"limit": limit}, limits)
 
     def clear(self, id: int | None = None) -> None:
-        """End one fault, or all."""
+        """End one fault, or all; one that has ended by itself is no mistake."""
         self._request("DELETE", "" if id is None else f"?id={id}")
 
     def list(self) -> list[dict[str, Any]]:
@@ -132,5 +135,5 @@ class FaultClient:
         signature = base64.b64encode(hmac.new(key, f"{resource}\n{expiry}".encode(), hashlib.sha256).digest())
         return (
             f"SharedAccessSignature sr={resource}&sig={quote_plus(signature)}&se={expiry}"
-            f"&skn={parts['SharedAccessKeyName']}"
+            f"&skn={quote_plus(parts['SharedAccessKeyName'])}"
         )

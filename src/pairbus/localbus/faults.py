@@ -32,9 +32,18 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 _COMMON = ("entity", "kind", "count", "seconds")
 _DEFAULTS: dict[str, Any] = {"rate": 1.0, "condition": None, "description": None, "after": 0, "delay": 0.0, "limit": 0}
+#: These are states rather than strikes: there is nothing to count.
+_UNCOUNTED = ("black-hole", "latency", "size-limit")
 
+_LONGEST = 86400.0
+_REQUESTS = (
+    "black-hole", "busy", "internal-error", "unavailable", "lock-lost", "late-settle", "lost-settle", "reject",
+    "quota", "lost-accept",
+)  # fmt: skip
 
-_SETTLING = ("com.microsoft:update-disposition", "com.microsoft:renew-lock")
+_SETTLE = "com.microsoft:update-disposition"
+_LOCKED = (_SETTLE, "com.microsoft:renew-lock", "com.microsoft:renew-session-lock")
+_SEND = "com.microsoft:schedule-message"
 
 
 class FaultError(ValueError):
@@ -52,9 +61,10 @@ class Fault:
     count: int | None = None
     until: float | None = None
 
-    def applies(self, path: str, now: float) -> bool:
-        if self.count == 0 or (self.until is not None and now >= self.until):
-            return False
+    def ended(self, now: float) -> bool:
+        return self.count == 0 or (self.until is not None and now >= self.until)
+
+    def strikes(self, path: str) -> bool:
         return self.entity == "*" or covers(self.entity, path)
 
     def describe(self) -> dict[str, Any]:
@@ -68,7 +78,6 @@ class Decision:
     error: BusError | None = None
     swallow: bool = False
     silent: bool = False
-    drop: bool = False
     latency: float = 0.0
     late: float = 0.0
 
@@ -82,14 +91,14 @@ class Faults:
     active: bool = False
     _faults: dict[int, Fault] = field(default_factory=dict)
     _ids: Any = field(default_factory=lambda: itertools.count(1))
-    _sent: dict[int, int] = field(default_factory=dict)
+    _carried: dict[int, int] = field(default_factory=dict)
 
     # --- setting ---------------------------------------------------------------------------------------
 
-    def add(self, request: dict[str, Any]) -> Fault:
-        """Set a fault from its plain description; every mistake in it is named."""
+    def read(self, request: dict[str, Any]) -> Fault:
+        """A fault from its plain description, not yet set; every mistake in it is named."""
         kind = request.get("kind")
-        if kind not in KINDS:
+        if not isinstance(kind, str) or kind not in KINDS:
             raise FaultError(f"unknown fault {kind!r}; there are: {', '.join(KINDS)}")
         allowed = KINDS[kind]
         unknown = set(request) - set(_COMMON) - set(allowed)
@@ -101,22 +110,28 @@ class Faults:
         parameters = {name: request.get(name, _DEFAULTS[name]) for name in allowed}
         _check(kind, parameters)
         seconds, count = request.get("seconds"), request.get("count")
-        if seconds is not None and (not isinstance(seconds, (int, float)) or seconds <= 0):
-            raise FaultError(f"seconds must be a number above 0, not {seconds!r}")
+        if seconds is not None and (not _is_number(seconds) or not 0 < seconds <= _LONGEST):
+            raise FaultError(f"seconds must be a number above 0 and up to {_LONGEST:g}, not {seconds!r}")
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise FaultError(f"count must be a whole number from 1, not {count!r}")
-        entity = request.get("entity") or "*"
-        if not isinstance(entity, str):
+        if count is not None and kind in _UNCOUNTED:
+            raise FaultError(f"the fault {kind!r} lasts: it takes seconds, not count")
+        entity = request.get("entity", "*")
+        if not isinstance(entity, str) or not entity.strip("/"):
             raise FaultError(f"entity must be a path or '*', not {entity!r}")
-        fault = Fault(
-            next(self._ids), kind, entity.strip("/").lower(), parameters, count,
-            None if seconds is None else self.clock() + seconds,
-        )  # fmt: skip
+        if is_drop_now(kind, parameters) and (seconds is not None or count is not None):
+            raise FaultError("connections that are dropped now are dropped once: give after=N, or no count and seconds")
+        until = None if seconds is None else self.clock() + seconds
+        return Fault(next(self._ids), kind, entity.strip("/").lower(), parameters, count, until)
+
+    def add(self, fault: Fault) -> Fault:
+        """Set a fault."""
         self._faults[fault.id] = fault
         self.active = True
         return fault
 
     def remove(self, id: int) -> bool:
+        """End a fault; False if there is none of that number (any more)."""
         found = self._faults.pop(id, None) is not None
         self.active = bool(self._faults)
         return found
@@ -126,15 +141,19 @@ class Faults:
         self.active = False
 
     def listed(self) -> list[dict[str, Any]]:
-        return [fault.describe() for fault in self._faults.values()]
+        """What is set and has not ended."""
+        now = self.clock()
+        return [fault.describe() for fault in self._faults.values() if not fault.ended(now)]
 
     # --- asking ----------------------------------------------------------------------------------------
 
     def _for(self, path: str, *kinds: str) -> list[Fault]:
         now = self.clock()
-        return [f for f in self._faults.values() if f.kind in kinds and f.applies(path, now)]
+        for ended in [f.id for f in self._faults.values() if f.ended(now)]:
+            self.remove(ended)
+        return [f for f in self._faults.values() if f.kind in kinds and f.strikes(path)]
 
-    def _strikes(self, fault: Fault) -> bool:
+    def _hits(self, fault: Fault) -> bool:
         if self.chance() >= fault.parameters.get("rate", 1.0):
             return False
         if fault.count is not None:
@@ -146,58 +165,69 @@ class Faults:
         if not self.active:
             return None
         for fault in self._for(path, "unavailable", "busy"):
-            if self._strikes(fault):
+            if self._hits(fault):
                 if fault.kind == "busy":
                     return _busy(path)
                 condition = fault.parameters["condition"] or conditions.INTERNAL_ERROR
                 return BusError(condition, f"The entity '{path}' is unavailable (a fault set on localbus).")
         return None
 
-    def on_request(self, path: str, operation: str) -> BusError | None:
-        """Refuse a management request as its entity would refuse the like on a link."""
-        if not self.active:
-            return None
-        for fault in self._for(path, "busy", "internal-error", "unavailable", "lock-lost"):
-            if fault.kind == "lock-lost" and operation not in _SETTLING:
+    def on_request(self, path: str, operation: str) -> Decision:
+        """What becomes of a request to an entity's `$management`: the same as of the like on a link."""
+        decision = Decision(latency=self.latency(path))
+        for fault in self._for(path, *_REQUESTS):
+            kind = fault.kind
+            if kind == "black-hole":
+                decision.swallow = True
+                return decision
+            if (
+                (kind == "lock-lost" and operation not in _LOCKED)
+                or (kind in ("late-settle", "lost-settle") and operation != _SETTLE)
+                or (kind in ("reject", "quota", "lost-accept") and operation != _SEND)
+                or not self._hits(fault)
+            ):
                 continue
-            if self._strikes(fault):
-                if fault.kind == "lock-lost":
-                    return _lock_lost()
-                return _send_error(fault, path)
-        return None
+            if kind == "late-settle":
+                decision.late += fault.parameters["delay"]
+            elif kind in ("lost-settle", "lost-accept"):
+                decision.silent = True
+            else:
+                decision.error = _lock_lost("session" in operation) if kind == "lock-lost" else _send_error(fault, path)
+        return decision
 
-    def on_send(self, path: str) -> Decision | None:
+    def on_send(self, path: str) -> Decision:
         decision = Decision(latency=self.latency(path))
         for fault in self._for(
-            path, "black-hole", "reject", "busy", "internal-error", "quota", "lost-accept", "drop", "unavailable"
+            path, "black-hole", "reject", "busy", "internal-error", "quota", "lost-accept", "unavailable"
         ):
             if fault.kind == "black-hole":
                 decision.swallow = True
-            elif fault.kind == "drop":
-                self._count_drop(fault, decision)
-            elif self._strikes(fault):
+            elif self._hits(fault):
                 if fault.kind == "lost-accept":
                     decision.silent = True
                 else:
                     decision.error = _send_error(fault, path)
         return decision
 
-    def _count_drop(self, fault: Fault, decision: Decision) -> None:
-        sent = self._sent.get(fault.id, 0) + 1
-        self._sent[fault.id] = sent
-        if sent >= max(fault.parameters["after"], 1):
-            self._sent[fault.id] = 0
-            if self._strikes(fault):
-                decision.drop = True
+    def drops(self, path: str, messages: int) -> bool:
+        """Whether the connection that has just carried these messages, in or out, is to be cut."""
+        dropped = False
+        for fault in self._for(path, "drop"):
+            carried = self._carried.get(fault.id, 0) + messages
+            self._carried[fault.id] = carried
+            if carried >= fault.parameters["after"]:
+                self._carried[fault.id] = 0
+                dropped = self._hits(fault) or dropped
+        return dropped
 
-    def on_settle(self, path: str) -> Decision | None:
+    def on_settle(self, path: str, *, session: bool = False) -> Decision:
         decision = Decision(latency=self.latency(path))
         for fault in self._for(path, "black-hole", "lock-lost", "late-settle", "lost-settle"):
             if fault.kind == "black-hole":
                 decision.swallow = True
-            elif self._strikes(fault):
+            elif self._hits(fault):
                 if fault.kind == "lock-lost":
-                    decision.error = _lock_lost()
+                    decision.error = _lock_lost(session)
                 elif fault.kind == "late-settle":
                     decision.late += fault.parameters["delay"]
                 else:
@@ -226,25 +256,37 @@ def covers(entity: str, path: str) -> bool:
     return path == entity or path.startswith(entity + "/")
 
 
+def is_drop_now(kind: str, parameters: dict[str, Any]) -> bool:
+    """A drop without a number of messages is done at once, and then it is over."""
+    return kind == "drop" and not parameters["after"]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def _check(kind: str, parameters: dict[str, Any]) -> None:
     for name, value in parameters.items():
         if name in ("delay", "rate"):
-            high = 1.0 if name == "rate" else 3600.0
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= high:
+            high = 1.0 if name == "rate" else _LONGEST
+            if not _is_number(value) or not 0 <= value <= high:
                 raise FaultError(f"{name} of {kind!r} must be a number from 0 to {high:g}, not {value!r}")
         elif name in ("after", "limit"):
             if not isinstance(value, int) or isinstance(value, bool) or value < (1 if name == "limit" else 0):
-                raise FaultError(f"{name} of {kind!r} must be a whole number of at least 1, not {value!r}")
+                least = "of at least 1" if name == "limit" else "from 0 (now)"
+                raise FaultError(f"{name} of {kind!r} must be a whole number {least}, not {value!r}")
         elif name == "condition":
             if value is None and kind == "reject":
                 raise FaultError(f"a rejection needs a condition; there are: {', '.join(conditions.STATUS)}")
-            if value is not None and value not in conditions.STATUS:
+            if value is not None and not (isinstance(value, str) and value in conditions.STATUS):
                 raise FaultError(f"unknown condition {value!r}; there are: {', '.join(conditions.STATUS)}")
         elif value is not None and not isinstance(value, str):
             raise FaultError(f"{name} of {kind!r} must be text, not {value!r}")
 
 
-def _lock_lost() -> BusError:
+def _lock_lost(session: bool) -> BusError:
+    if session:
+        return BusError(conditions.SESSION_LOCK_LOST, "The session lock has expired (a fault set on localbus).")
     return BusError(conditions.MESSAGE_LOCK_LOST, "The lock supplied is invalid (a fault set on localbus).")
 
 
@@ -262,8 +304,7 @@ def _send_error(fault: Fault, path: str) -> BusError:
     if fault.kind == "quota":
         return BusError(
             conditions.RESOURCE_LIMIT_EXCEEDED,
-            f"The maximum entity size has been reached or exceeded for the entity '{path}' (a fault set on "
-            "localbus).",
+            f"The maximum entity size has been reached or exceeded for the entity '{path}' (a fault set on localbus).",
         )
     if fault.kind == "reject":
         text = fault.parameters["description"] or "Rejected by a fault set on localbus."

@@ -14,6 +14,7 @@ from .auth import LISTEN, SEND
 from .broker import size_exceeded
 from .conditions import BusError
 from .engine import lib
+from .fairness import ALONE_PULL, SHARED_PULL
 from .hubs import Hub
 from .message import BATCH_FORMAT, Draft, read_batch, read_message
 from .queues import Queue, swap_guid
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from .connection import AmqpConnection
 
 CREDIT = 1000
-_PULL = 200
+#: Bytes of messages that may lie ready for one client, and those that many may have sent in part.
+_BUFFERED = 2 * 1024 * 1024
+_UNFINISHED = 32 * 1024 * 1024
 DOTNET_EPOCH_MS = 62_135_596_800_000
 
 
@@ -40,6 +43,8 @@ class LinkHandler:
         self.path = path
         self.name = engine.text(lib.pn_link_name(link)) or ""
         self.open = True
+        #: Whether a black hole has taken something that now never gets an answer.
+        self.swallowed = False
 
     def on_delivery(self, delivery: Any) -> None: ...
 
@@ -66,6 +71,9 @@ class Incoming(LinkHandler):
         self._partial = bytearray()
         self._oversize = 0
 
+    def on_closed(self) -> None:
+        self._drop_partial()
+
     def start(self) -> None:
         lib.pn_link_set_max_message_size(self.link, self.limit)
         lib.pn_link_open(self.link)
@@ -76,7 +84,7 @@ class Incoming(LinkHandler):
         if lib.pn_link_current(link) != delivery:
             return  # only its settlement changed
         if lib.pn_delivery_aborted(delivery):
-            self._partial.clear()
+            self._drop_partial()
             self._oversize = 0
             lib.pn_delivery_settle(delivery)
             return
@@ -89,7 +97,7 @@ class Incoming(LinkHandler):
         if self._partial or self._oversize:
             self._collect(raw)
             raw = bytes(self._partial)
-            self._partial = bytearray()
+            self._drop_partial()
         size, self._oversize = self._oversize, 0
         number = 0
         formats = self.connection.formats
@@ -97,7 +105,8 @@ class Incoming(LinkHandler):
             number = formats.pop((self.name.encode(), engine.tag(delivery)), 0)
         lib.pn_link_advance(link)
         if lib.pn_link_credit(link) < CREDIT // 2:
-            lib.pn_link_flow(link, CREDIT - lib.pn_link_credit(link))
+            # A client's odd flow can make Proton's count absurd: no more than fits its int.
+            lib.pn_link_flow(link, min(CREDIT - lib.pn_link_credit(link), 0x7FFFFFFF))
         if size or len(raw) > self.limit:
             self.answer(delivery, size_exceeded(self.path, size or len(raw), self.limit))
         else:
@@ -106,9 +115,16 @@ class Incoming(LinkHandler):
     def _collect(self, piece: bytes) -> None:
         if self._oversize or len(self._partial) + len(piece) > self.limit:
             self._oversize = (self._oversize or len(self._partial)) + len(piece)
-            self._partial = bytearray()
-        else:
-            self._partial += piece
+            self._drop_partial()
+            return
+        self._partial += piece
+        self.connection.unfinished += len(piece)
+        if self.connection.unfinished > max(_UNFINISHED, 2 * self.limit):
+            self.connection.give_up("Too many messages are half sent on this connection.")
+
+    def _drop_partial(self) -> None:
+        self.connection.unfinished -= len(self._partial)
+        self._partial = bytearray()
 
     def on_message(self, delivery: Any, raw: bytes, number: int) -> None:
         raise NotImplementedError
@@ -142,6 +158,7 @@ class Producer(Incoming):
             connection.server.broker.attach(self.queue)
 
     def on_closed(self) -> None:
+        super().on_closed()
         if self.queue is not None:
             self.connection.server.broker.detach(self.queue)
 
@@ -150,6 +167,7 @@ class Producer(Incoming):
         fault = server.faults.on_send(self.path) if server.faults.active else None
         if fault is not None:
             if fault.swallow:
+                self.swallowed = True
                 return  # bytes accepted, nothing answered
             if fault.error is not None:
                 server.later(self, fault.latency, lambda: self.answer_if_alive(delivery, fault.error))
@@ -159,8 +177,6 @@ class Producer(Incoming):
                 server.later(self, fault.latency, settled)
                 return
         self._take(delivery, raw, number, 0.0, fault is not None and fault.silent)
-        if fault is not None and fault.drop:
-            server.after_commit(self.connection.drop)
 
     def _take(self, delivery: Any, raw: bytes, number: int, latency: float, silent: bool) -> None:
         server = self.connection.server
@@ -168,6 +184,8 @@ class Producer(Incoming):
         try:
             drafts = read_batch(raw) if number == BATCH_FORMAT else [read_message(raw)]
             self._accept(drafts, raw, server.now())
+            if server.faults.active and server.faults.drops(self.path, len(drafts)):
+                server.after_commit(self.connection.drop)  # what was taken in is kept; its answer is not heard
         except AmqpDecodeError as bad:
             error = BusError(conditions.DECODE_ERROR, f"The message cannot be read: {bad}.")
         except BusError as refused:
@@ -207,6 +225,10 @@ class Outgoing(LinkHandler):
     def credit(self) -> int:
         return int(lib.pn_link_credit(self.link))
 
+    def buffered(self) -> int:
+        """Bytes that Proton holds for the client's session because its window is closed."""
+        return int(lib.pn_session_outgoing_bytes(lib.pn_link_session(self.link)))
+
     def finish_drain(self) -> None:
         """A client that asked for what is there, and no more, is told that this was all."""
         if lib.pn_link_get_drain(self.link):
@@ -227,6 +249,7 @@ class Consumer(Outgoing):
         self.session = session
         self.delete = lib.pn_link_remote_snd_settle_mode(link) == lib.PN_SND_SETTLED
         self._unsettled: dict[Any, bytes] = {}
+        self._on_their_way = 0
         self._owner = object() if session is None else session.owner
         server = connection.server
         server.broker.attach(queue)
@@ -256,26 +279,45 @@ class Consumer(Outgoing):
             return False
         if not connection.writable:
             return False  # resumed by the transport
+        try:
+            server.broker.check_receive(self.queue)
+        except BusError as error:
+            self.refuse(error)  # its owner has disabled it since
+            return False
         latency = 0.0
         if server.faults.active:
             if server.faults.is_silent(self.path):
                 return False
             latency = server.faults.latency(self.path)
-        room = min(self.credit(), _PULL)
+        if self.buffered() > _BUFFERED:
+            connection.stalled.add(self)
+            return False
+        most = SHARED_PULL if server.talkers.others(connection) else ALONE_PULL
+        room = min(self.credit() - self._on_their_way, most)
         if room > 0:
-            messages = self.queue.acquire(now, room, self._owner, self.session, delete=self.delete)
+            messages = self.queue.acquire(
+                now, room, self._owner, self.session, delete=self.delete, most_bytes=_BUFFERED
+            )
             if messages:
                 payloads = server.broker.payloads(messages)
+                pairs = list(zip(messages, payloads, strict=True))
                 if latency:
-                    pairs = list(zip(messages, payloads, strict=True))
-                    server.later(self, latency, lambda: self._push(pairs))
+                    self._on_their_way += len(pairs)
+                    server.later(self, latency, lambda: self._arrive(pairs))
                 else:
-                    self._push(list(zip(messages, payloads, strict=True)))
+                    self._push(pairs)
                 server.schedule()
-                if len(messages) == room:
-                    return self.credit() > 0 and self.queue.has_ready(self.session)
-        self.finish_drain()
+                if len(messages) == room or sum(m.size for m in messages) >= _BUFFERED:
+                    return self.credit() - self._on_their_way > 0 and self.queue.has_ready(self.session)
+        if not self._on_their_way:
+            self.finish_drain()
         return False
+
+    def _arrive(self, pairs: list[Any]) -> None:
+        """Messages that were held up by added latency."""
+        self._on_their_way -= len(pairs)
+        self._push(pairs)
+        self.connection.server.dispatcher.wake(self)
 
     def _push(self, pairs: list[Any]) -> None:
         if not (self.connection.alive and self.open):
@@ -290,6 +332,9 @@ class Consumer(Outgoing):
                 body = message.delivered(payload, swap_guid(tag), lock.end)
                 unsettled[engine.send(link, tag, body)] = tag
         self.connection.wants_output()
+        server = self.connection.server
+        if server.faults.active and server.faults.drops(self.path, len(pairs)):
+            server.after_commit(self.connection.drop)
 
     def on_delivery(self, delivery: Any) -> None:
         if not lib.pn_delivery_updated(delivery):
@@ -305,10 +350,13 @@ class Consumer(Outgoing):
             lib.pn_delivery_settle(delivery)  # settled with no outcome: the lock runs on to its end
             return
         server = self.connection.server
-        fault = server.faults.on_settle(self.path) if server.faults.active else None
+        fault = None
+        if server.faults.active:
+            fault = server.faults.on_settle(self.path, session=self.session is not None)
         latency = 0.0
         if fault is not None:
             if fault.swallow:
+                self.swallowed = True
                 return
             latency = fault.latency
             if latency:
@@ -323,6 +371,7 @@ class Consumer(Outgoing):
         error: BusError | None = None
         try:
             if fault is not None and fault.error is not None:
+                self.queue.abandon(tag, server.now())  # a lock that is lost: somebody else gets the message
                 raise fault.error
             self._apply(delivery, tag, outcome, server.now())
         except BusError as refused:
@@ -350,7 +399,7 @@ class Consumer(Outgoing):
             return
         remote = lib.pn_delivery_remote(delivery)
         if outcome == engine.RELEASED:
-            queue.abandon(tag, now)
+            queue.release(tag, now)
         elif outcome == engine.MODIFIED:
             properties = _texts(engine.read(lib.pn_disposition_annotations(remote)))
             if lib.pn_disposition_is_undeliverable(remote):
@@ -389,11 +438,17 @@ class HubConsumer(Outgoing):
         """Push the events that have come since, as far as credit goes."""
         if not (self.connection.alive and self.open and self.connection.writable):
             return
+        if self.connection.server.faults.is_silent(self.path):
+            return
         while self.credit() > 0 and self.position < len(self.partition.events):
+            if self.buffered() > _BUFFERED:
+                self.connection.stalled.add(self)
+                break
             event = self.partition.events[self.position]
             self.position += 1
             engine.send(self.link, self.position.to_bytes(8, "big"), event.delivered(), settled=True)
-        self.finish_drain()
+        else:
+            self.finish_drain()
         self.connection.wants_output()
 
 

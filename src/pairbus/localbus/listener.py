@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 _TLS_HANDSHAKE = 0x16
 _FIRST_BYTE_SECONDS = 60.0
-_BACKLOG = 1024
+BACKLOG = 1024
 
 ProtocolFactory = Callable[[], asyncio.Protocol]
 
@@ -60,9 +60,7 @@ class Sniffer(asyncio.Protocol):
 class Listener:
     """Accepts connections on a loopback socket and gives each its protocol."""
 
-    def __init__(
-        self, sock: socket.socket, tls: ssl.SSLContext, amqp: ProtocolFactory, http: ProtocolFactory
-    ) -> None:
+    def __init__(self, sock: socket.socket, tls: ssl.SSLContext, amqp: ProtocolFactory, http: ProtocolFactory) -> None:
         self._socket = sock
         self._tls = tls
         self._amqp = amqp
@@ -70,7 +68,7 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         sock.setblocking(False)
-        sock.listen(_BACKLOG)
+        sock.listen(BACKLOG)
         self._accepting = self._loop.create_task(self._accept())
 
     async def _accept(self) -> None:

@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element
 
 from . import atom
 from .atomrules import read_rule
-from .conditions import ENTITY_EXISTS, NOT_ALLOWED, BusError, not_found
+from .conditions import ENTITY_EXISTS, NOT_ALLOWED, UNAUTHORIZED, BusError, not_found
 from .descriptions import HUB, QUEUE, SUBSCRIPTION, TOPIC, View, read_settings
 from .http import Handler, Request, Response
 from .ports import Broker, Rule, Subscription
@@ -60,6 +60,8 @@ class Management:
             self._authorize(request.headers.get("authorization"), path, MANAGE)
             return await self._route(request, path, view)
         except BusError as error:
+            if error.condition == UNAUTHORIZED and request.method == "GET" and self._is_nowhere(Place.of(path)):
+                return _nothing()  # any key may hear that there is nothing
             return refused(error, request.method, path, host, self._broker.name)
 
     async def _route(self, request: Request, path: str, view: View) -> Response:
@@ -84,6 +86,11 @@ class Management:
         return self._get(place, view)
 
     # GET
+
+    def _is_nowhere(self, place: Place) -> bool:
+        broker, path = self._broker, place.entity
+        below = place.subscription or place.listing or path.startswith("$")
+        return not below and broker.queue(path) is None and broker.topic(path) is None and broker.hub(path) is None
 
     def _get(self, place: Place, view: View) -> Response:
         """Where no entity is, the service shows an empty list; below a topic it says 404."""
@@ -176,7 +183,7 @@ class Management:
             self._check_forwards(settings)
             self._broker.update_queue(settings)
         else:
-            settings = QueueSettings(path, **given)
+            settings = QueueSettings(path, **_partitioned(given))
             self._check_forwards(settings)
             self._check_free(path)
             self._broker.create_queue(settings)
@@ -191,7 +198,7 @@ class Management:
             settings = TopicSettings(current.settings.name, **_replacing(current.settings, given, "Topic"))
             self._broker.update_topic(settings)
         else:
-            settings = TopicSettings(path, **given)
+            settings = TopicSettings(path, **_partitioned(given))
             self._check_free(path)
             self._broker.create_topic(settings)
         return atom.topic_entry(_found(self._broker.topic(path), path), view)
@@ -305,8 +312,16 @@ def _replacing(current: Any, given: Mapping[str, Any], kind: str) -> dict[str, A
     kept = {name: getattr(current, name) for name in _FIXED if hasattr(current, name)}
     for name, value in kept.items():
         if given.get(name, value) != value:
+            if name == "enable_partitioning":
+                raise bad(f"Partitioning cannot be changed for {kind}.")
             raise bad(f"The value for the {_FIXED[name]} property of an existing {kind} cannot be changed.")
     return {**kept, **given}
+
+
+def _partitioned(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A partitioned entity is made of sixteen, each of the size that was asked for."""
+    size = given.get("max_size_in_megabytes", 1024)
+    return {**given, "max_size_in_megabytes": 16 * size} if given.get("enable_partitioning") else dict(given)
 
 
 def _entry(entry: atom.Entry, view: View, status: int = 200) -> Response:

@@ -1,13 +1,15 @@
 """A message as the broker holds it: what was sent, unread, beside the few facts that the broker owns.
 
-`read_message` takes an encoded message apart once, when it arrives; `Message.delivered` puts it together again
-for a receiver. Everything from the properties section on is kept as the bytes that were sent.
+`read_message` takes an encoded message apart once, when it arrives; `Message.delivered` puts it together for a
+receiver. Everything from the properties section on is kept as the bytes that were sent.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 from uuid import uuid4
 
@@ -17,6 +19,7 @@ from .payload import NO_HEADER, PREFIX
 
 BATCH_FORMAT = 0x80013700
 PING_CONTENT_TYPE = b"application/vnd.ms-servicebus-ping"
+_PING = PING_CONTENT_TYPE.decode()
 
 ACTIVE, DEFERRED, SCHEDULED = 0, 1, 2
 
@@ -142,12 +145,17 @@ class Message:
         )
 
 
+_code = attrgetter("code")
+
+
 def read_message(raw: bytes) -> Draft:
     """Take an encoded message apart: the facts the broker acts on, and a payload that it need not read."""
     header, annotations, items = NO_HEADER, b"", 0
     draft = Draft(b"", len(raw))
     properties: sections.Section | None = None
     found = sections.split(raw)
+    if any(a.code > b.code for a, b in pairwise(found)):
+        found.sort(key=_code)  # they may come in any order, and leave in AMQP's
     kept: list[bytes] = []
     for section in found:
         code = section.code
@@ -159,6 +167,8 @@ def read_message(raw: bytes) -> Draft:
             properties = section
             _read_properties(raw, section.value, draft)
         elif code >= sections.APPLICATION_PROPERTIES:
+            if code == sections.APPLICATION_PROPERTIES:
+                sections.check_map(raw, section.value)  # rules and dead-lettering will write into it
             kept.append(raw[section.start : section.end])
     if draft.message_id is None:
         # The service gives a message an id where it has none; some SDKs cannot settle one without.
@@ -190,8 +200,8 @@ def _read_header(raw: bytes, value: int, draft: Draft) -> bytes:
     if len(parts) > 2:
         time_to_live = decode(parts[2])[0]
         if time_to_live is not None:
-            if not isinstance(time_to_live, int):
-                raise AmqpDecodeError("the header's ttl is no number")
+            if not isinstance(time_to_live, int) or not 0 <= time_to_live < 2**32:
+                raise AmqpDecodeError("the header's ttl is no uint")
             draft.time_to_live = time_to_live / 1000
     fixed = b"".join(parts) + b"\x40" * (4 - len(parts))
     if len(fixed) > 200:
@@ -203,16 +213,18 @@ def _read_annotations(raw: bytes, value: int, draft: Draft) -> tuple[bytes, int]
     kept, items = [], 0
     for entry in sections.entries(raw, value):
         key = entry.key
-        if key in _BROKER_ANNOTATIONS:
+        if not isinstance(key, str):
+            pass  # of no meaning here, and carried on
+        elif key in _BROKER_ANNOTATIONS:
             continue
-        if key == "x-opt-scheduled-enqueue-time":
+        elif key == "x-opt-scheduled-enqueue-time":
             when = decode(raw, entry.value)[0]
             if not isinstance(when, Timestamp):
                 raise AmqpDecodeError("x-opt-scheduled-enqueue-time is no timestamp")
             draft.scheduled_at = when / 1000
         elif key == "x-opt-partition-key":
             found = decode(raw, entry.value)[0]
-            draft.partition_key = found if isinstance(found, str) else None
+            draft.partition_key = str(found) if isinstance(found, str) else None
         kept.append(raw[entry.start : entry.end])
         items += 2
     if items > 2000:
@@ -227,9 +239,9 @@ def _read_properties(raw: bytes, value: int, draft: Draft) -> None:
         group = decode(raw, spans[sections.GROUP_ID][0])[0]
         if group is not None and not isinstance(group, str):
             raise AmqpDecodeError("the group-id (session id) is no string")
-        draft.session_id = group
+        draft.session_id = None if group is None else str(group)
     if count > sections.CONTENT_TYPE:
         at, end = spans[sections.CONTENT_TYPE]
-        draft.ping = raw[at + 2 : end] == PING_CONTENT_TYPE
+        draft.ping = raw.endswith(PING_CONTENT_TYPE, at, end) and decode(raw, at)[0] == _PING
     if count:
         draft.message_id = decode(raw, spans[0][0])[0]

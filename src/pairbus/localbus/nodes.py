@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from ..domain.values import AmqpDecodeError
 from . import conditions, engine
 from .addresses import parse_address
-from .auth import unauthorized
+from .auth import bad_token
 from .conditions import BusError
 from .engine import lib
+from .faults import Decision
 from .hubs import Hub
 from .links import Incoming, Outgoing
 from .queues import Queue
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from .connection import AmqpConnection
 
 _MAX_REQUEST = 1024 * 1024
+_MAX_UNREAD = 16 * 1024 * 1024
 
 
 class Replies(Outgoing):
@@ -35,7 +37,10 @@ class Replies(Outgoing):
         self.connection.replies.remove(self)
 
     def send(self, message: bytes) -> None:
-        if self.connection.alive and self.open:
+        if self.connection.alive and self.open and not self.connection.closing:
+            if self.buffered() > _MAX_UNREAD:
+                self.connection.give_up("The answers to this connection's requests are not read.")
+                return
             self._sent += 1
             engine.send(self.link, self._sent.to_bytes(4, "big"), message, settled=True)
             self.connection.wants_output()
@@ -49,32 +54,42 @@ class Requests(Incoming):
 
     def on_message(self, delivery: Any, raw: bytes, number: int) -> None:
         self.answer(delivery)
+        if self.connection.closing:
+            return
         try:
             request = read_request(raw)
         except AmqpDecodeError as error:
             self.refuse(BusError(conditions.DECODE_ERROR, f"The request cannot be read: {error}."))
             return
         server = self.connection.server
-        if server.faults.is_silent(self.path):
-            return
-        latency = server.faults.latency(self.path)
-        if latency:
-            server.later(self, latency, lambda: self._reply(request, latency))
+        fault = server.faults.on_request(self.path, request.operation) if server.faults.active else Decision()
+        if fault.swallow:
+            self.swallowed = True
+        elif fault.latency:
+            server.later(self, fault.latency, lambda: self._reply(request, fault))
         else:
-            self._reply(request, 0.0)
+            self._reply(request, fault)
 
-    def _reply(self, request: Request, latency: float) -> None:
+    def _reply(self, request: Request, fault: Decision) -> None:
         server = self.connection.server
-        reply = write_reply(request, self.respond(request))
+        reply = write_reply(request, self.respond(request, fault.error))
+        if fault.silent:
+            return
+        delay = fault.latency + fault.late
+        connection = self.connection
+        connection.owed += len(reply)
+        if connection.owed > _MAX_UNREAD:
+            connection.give_up("Too many requests at once.")
 
         def send() -> None:
+            connection.owed -= len(reply)
             link = self._reply_link(request)
             if link is not None:
                 link.send(reply)
 
-        server.after_commit(send if not latency else lambda: server.later(self, latency, send))
+        server.after_commit(send if not delay else lambda: server.later(self, delay, send))
 
-    def respond(self, request: Request) -> Reply:
+    def respond(self, request: Request, fault: BusError | None) -> Reply:
         raise NotImplementedError
 
     def _reply_link(self, request: Request) -> Replies | None:
@@ -86,9 +101,9 @@ class Requests(Incoming):
 
 
 class CbsRequests(Requests):
-    """Takes tokens."""
+    """Takes tokens. Faults are of entities: they do not keep anybody from showing a token."""
 
-    def respond(self, request: Request) -> Reply:
+    def respond(self, request: Request, fault: BusError | None) -> Reply:
         connection = self.connection
         server = connection.server
         if request.operation != "put-token":
@@ -96,11 +111,10 @@ class CbsRequests(Requests):
         audience = request.properties.get("name")
         try:
             if not isinstance(audience, str) or not isinstance(request.body, str):
-                raise unauthorized("MalformedToken: put-token needs a 'name' and a token as text.")
+                raise bad_token("MalformedToken: put-token needs a 'name' and a token as text.")
             address = parse_address(audience)
             target = server.find_or_none(address)
-            own = () if target is None or isinstance(target, Hub) else target.settings.authorization_rules
-            grant = server.authorizer.grant(request.body, audience, server.now(), own)
+            grant = server.authorizer.grant(request.body, audience, server.now())
             if address.entity and target is None:
                 raise conditions.not_found(address.path)
         except BusError as error:
@@ -117,13 +131,28 @@ class ManagementRequests(Requests):
         super().__init__(connection, link, path)
         self._target = target
 
-    def respond(self, request: Request) -> Reply:
+    def respond(self, request: Request, fault: BusError | None) -> Reply:
         server = self.connection.server
         try:
             self.connection.authorize(self.path, server.operations.right(request))
-            fault = server.faults.on_request(self.path, request.operation)
             if fault is not None:
                 raise fault
         except BusError as error:
             return Reply.of(error)
         return server.operations.handle(self._target, request)
+
+
+class NamespaceRequests(Requests):
+    """Works on the entity that each request names."""
+
+    def respond(self, request: Request, fault: BusError | None) -> Reply:
+        server = self.connection.server
+        address = parse_address(str(request.properties.get("name", "")))
+        try:
+            self.connection.authorize(address.path, server.operations.right(request))
+            if fault is not None:
+                raise fault
+            target = server.broker.find(address)
+        except BusError as error:
+            return Reply.of(error)
+        return server.operations.handle(target, request)

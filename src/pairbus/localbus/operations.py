@@ -21,6 +21,8 @@ from .topics import Subscription, Topic
 _UUIDS, _LONGS, _TIMES, _STRINGS = 0x98, 0x81, 0x83, 0xB1
 _MAX_PEEK = 1000
 _MAX_REPLY = 512 * 1024
+#: The last second of .NET's calendar, in milliseconds: sessions "updated since" then are all sessions.
+_END_OF_TIME = 253_402_300_799_000
 
 
 class Operations:
@@ -62,6 +64,7 @@ class Operations:
                     f"The operation '{request.operation}' is not known; known are: {', '.join(self._operations)}.",
                 )
             )
+        self._broker.touch(target)
         try:
             return found[1](target, request)
         except BusError as error:
@@ -158,7 +161,8 @@ class Operations:
                 raise AmqpDecodeError("each of 'messages' must be a map with a binary 'message'")
             drafts.append(read_message(raw))
         messages = self._broker.send(target, drafts, now)
-        return Reply(body={"sequence-numbers": Array(_LONGS, [message.sequence for message in messages])})
+        numbers = [message.sequence for message in messages]
+        return Reply(body={"sequence-numbers": Array(_LONGS, numbers) if numbers else []})
 
     def _cancel(self, target: Any, request: Request) -> Reply:
         queue = target.inbox if isinstance(target, Topic) else _queue(target)
@@ -170,7 +174,8 @@ class Operations:
     def _set_state(self, target: Any, request: Request) -> Reply:
         state = request.field("session-state", (bytes, str), optional=True)
         raw = state.encode() if isinstance(state, str) else state
-        _queue(target).set_session_state(request.field("session-id", str), raw, self._now())
+        # To clear it Go's SDK sends no bytes, not null; to the service both are the same.
+        _queue(target).set_session_state(request.field("session-id", str), raw or None, self._now())
         return Reply()
 
     def _get_state(self, target: Any, request: Request) -> Reply:
@@ -182,11 +187,13 @@ class Operations:
         return Reply(body={"expiration": Timestamp(int(until * 1000))})
 
     def _list_sessions(self, target: Any, request: Request) -> Reply:
-        names = _queue(target).session_ids()
+        since = request.field("last-updated-time", int, optional=True)
+        names = _queue(target).session_ids(None if since is None or since >= _END_OF_TIME else since / 1000)
         skip, top = max(request.field("skip", int), 0), max(request.field("top", int), 0)
         page = names[skip : skip + top]
         if not page:
-            return Reply(204, "No sessions.", body={"skip": 0, "sessions-ids": Array(_STRINGS, [])})
+            # No body: Python's SDK cannot read an array without elements.
+            return Reply(204, "No sessions.", "com.microsoft:session-not-found")
         return Reply(body={"skip": skip + len(page), "sessions-ids": Array(_STRINGS, page)})
 
     # --- rules -----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from ..domain import sections
-from ..domain.values import Described, Symbol, Timestamp, decode, encode, encode_map, skip
+from ..domain.values import AmqpDecodeError, Described, Symbol, Timestamp, decode, encode, encode_map, skip
 
 PREFIX = struct.Struct(">HIH")
 NO_HEADER = b"\x40\x40\x40\x40"
@@ -119,7 +119,7 @@ _SYSTEM = {
 
 
 def plain(value: Any) -> Any:
-    """An AMQP value as filters compare it: widths forgotten, times as datetime, described types by meaning."""
+    """An AMQP value as filters compare it: widths forgotten, times as datetime, described types unpacked."""
     if isinstance(value, Timestamp):
         try:
             return _EPOCH + timedelta(milliseconds=int(value))
@@ -146,6 +146,14 @@ def plain(value: Any) -> Any:
     return value
 
 
+def _readable(raw: bytes, pos: int) -> Any:
+    """A property as filters compare it; one that cannot be read counts as null, and is still carried on."""
+    try:
+        return plain(decode(raw, pos)[0])
+    except AmqpDecodeError:
+        return None
+
+
 class View:
     """What rules read of a message: its system and its application properties, decoded once."""
 
@@ -159,13 +167,13 @@ class View:
                 spans = sections.fields(bare, section.value)
                 for name, index in _SYSTEM.items():
                     if index < len(spans):
-                        value = plain(decode(bare, spans[index][0])[0])
+                        value = _readable(bare, spans[index][0])
                         if value is not None:
                             self.system[name] = value
             elif section.code == sections.APPLICATION_PROPERTIES:
                 for entry in sections.entries(bare, section.value):
                     if isinstance(entry.key, str):
-                        self.user[str(entry.key)] = plain(decode(bare, entry.value)[0])
+                        self.user[str(entry.key)] = _readable(bare, entry.value)
                 break
             elif section.code > sections.APPLICATION_PROPERTIES:
                 break

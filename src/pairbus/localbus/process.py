@@ -72,7 +72,11 @@ class LocalBus:
 
     @property
     def tls_connection_string(self) -> str:
-        """The same without `UseDevelopmentEmulator`: clients speak TLS and must trust `ca_file`."""
+        """The same without `UseDevelopmentEmulator`: clients speak TLS and must trust `ca_file`.
+
+        Azure's Python SDK then dials 5671 whatever the port here. Start with `port=5671`, or give the client
+        `custom_endpoint_address=f"sb://127.0.0.1:{bus.port}"` and `transport_type=TransportType.Amqp`.
+        """
         return self.connection_string.replace("UseDevelopmentEmulator=true;", "")
 
     @property
@@ -100,10 +104,26 @@ class LocalBus:
         """Start the process; returns when it serves."""
         if self._process is not None:
             raise LocalBusError(f"{self!r} is running already")
+        first = self._folder is None
+        try:
+            self._start()
+        except BaseException:
+            self._give_up()
+            if first:
+                self._tidy()
+            raise
+        return self
+
+    def _give_up(self) -> None:
+        if self._process is not None:
+            self._end(signal.SIGKILL)
+
+    def _start(self) -> None:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="localbus-"))
         arguments = ["--name", self.name, "--port", str(self.port), "--key-name", self._key_name]
-        arguments += ["--tls-folder", str(self._folder / "tls")]
+        # Whatever becomes of this program, its end of the pipe is closed then, and the process stops.
+        arguments += ["--tls-folder", str(self._folder / "tls"), "--until-eof"]
         environment = dict(os.environ)
         if self._key is not None:
             # Not on the command line: everybody on the machine can read that.
@@ -119,7 +139,7 @@ class LocalBus:
         with errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "pairbus.cli", "localbus", *arguments],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=environment,
@@ -130,7 +150,6 @@ class LocalBus:
         self._ready = self._await_ready()
         self.port = int(self._ready["port"])
         self._key = self._key or self._ready["connection_string"].split("SharedAccessKey=")[1].split(";")[0]
-        return self
 
     def _await_ready(self) -> dict[str, Any]:
         process = self._running()
@@ -140,9 +159,8 @@ class LocalBus:
         reader.start()
         reader.join(_START_SECONDS)
         if not lines or not lines[0]:
-            said = self._said()
             self._end(signal.SIGKILL)
-            raise LocalBusError(f"localbus did not start: {said or 'it said nothing'}")
+            raise LocalBusError(f"localbus did not start: {self._said() or 'it said nothing'}")
         found: dict[str, Any] = json.loads(lines[0])
         return found
 
@@ -206,12 +224,18 @@ class LocalBus:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
 
     def close(self) -> None:
         """Stop, and remove what the process kept beside its store."""
-        self.stop()
+        try:
+            self.stop()
+        finally:
+            self._tidy()
+
+    def _tidy(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None

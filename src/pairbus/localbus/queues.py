@@ -6,7 +6,6 @@ be woken, is said through `Effects`; the broker carries it out.
 
 from __future__ import annotations
 
-import heapq
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ from sortedcontainers import SortedDict
 from ..domain.values import encode
 from . import conditions
 from .conditions import BusError
+from .deadlines import Deadlines
 from .message import ACTIVE, DEFERRED, SCHEDULED, Draft, Message
 from .payload import Parts, encode_plain
 from .sessions import GONE, Line, Session, SessionTable
@@ -100,18 +100,20 @@ class Queue:
         self._effects = effects
         self._line = Line()
         self._locks: dict[bytes, Message] = {}
-        self._lock_ends: list[tuple[float, bytes]] = []
-        self._expiries: list[tuple[float, int]] = []
-        self._schedule: list[tuple[float, int]] = []
+        self._lock_ends = Deadlines(self._lock_ends_at)
+        self._expiries = Deadlines(self._expires_at)
+        self._schedule = Deadlines(self._is_scheduled)
         self._history: dict[str, float] = {}
         self._scheduled = 0
         self._due = NEVER
+        #: What a delivery counts: nothing in a dead-letter queue, as the service has it.
+        self._step = 0 if dead_letters is None else 1
 
     # --- coming in -------------------------------------------------------------------------------------
 
     def enqueue(self, draft: Draft, now: float) -> Message | None:
         """Take a message in; None if its id was seen within the duplicate window (it is dropped)."""
-        if self.settings.requires_duplicate_detection and self._is_duplicate(draft.message_id, now):
+        if self.settings.requires_duplicate_detection and self.is_duplicate(draft.message_id, now):
             return None
         message = Message(self._effects.new_id(), self.next_sequence, now, draft)
         self.next_sequence += 1
@@ -134,19 +136,23 @@ class Queue:
             session.count += 1
         if message.state == SCHEDULED:
             self._scheduled += 1
-            heapq.heappush(self._schedule, (message.scheduled_at or 0.0, message.sequence))
+            self._schedule.add(message.scheduled_at or 0.0, message.sequence)
             self.wake(message.scheduled_at or 0.0)
         elif message.state == ACTIVE:
             (self._line if session is None else session.line).add(message)
             self._offer(session)
             if message.expires_at != NEVER:
-                heapq.heappush(self._expiries, (message.expires_at, message.sequence))
+                self._expiries.add(message.expires_at, message.sequence)
                 self.wake(message.expires_at)
 
     def _session_of(self, message: Message) -> Session | None:
         if self.sessions is None:
             return None
         return self.sessions.open(message.session_id or "")
+
+    def _line_of(self, message: Message) -> Line:
+        session = self._session_of(message)
+        return self._line if session is None else session.line
 
     def _offer(self, session: Session | None) -> None:
         if session is not None and self.sessions is not None:
@@ -160,7 +166,8 @@ class Queue:
             life = default.total_seconds()
         return NEVER if life is None else now + life
 
-    def _is_duplicate(self, message_id: Any, now: float) -> bool:
+    def is_duplicate(self, message_id: Any, now: float) -> bool:
+        """Whether an id was seen within the window; if not, it is from now on."""
         window = self.settings.duplicate_detection_history_time_window.total_seconds()
         while self._history:
             oldest = next(iter(self._history))
@@ -181,12 +188,22 @@ class Queue:
     # --- going out -------------------------------------------------------------------------------------
 
     def acquire(
-        self, now: float, limit: int, owner: Any = None, session: Session | None = None, *, delete: bool = False
+        self,
+        now: float,
+        limit: int,
+        owner: Any = None,
+        session: Session | None = None,
+        *,
+        delete: bool = False,
+        most_bytes: float = NEVER,
     ) -> list[Message]:
-        """Up to `limit` messages in order, each locked for `owner`, or removed if `delete`."""
+        """Up to `limit` messages in order, each locked for `owner`, or removed if `delete`.
+
+        The one with which they reach `most_bytes` is the last.
+        """
         line = self._line if session is None else session.line
         taken: list[Message] = []
-        while len(taken) < limit:
+        while len(taken) < limit and most_bytes > 0:
             message = line.pop()
             if message is None:
                 break
@@ -194,6 +211,7 @@ class Queue:
                 self._expire(message, now)
                 continue
             taken.append(message)
+            most_bytes -= message.size
         if delete:
             for message in taken:
                 self._remove(message)
@@ -217,9 +235,9 @@ class Queue:
             if session is not None:
                 session.held[tag] = message
             else:
-                heapq.heappush(self._lock_ends, (until, tag))
+                self._lock_ends.add(until, tag)
             # Written as if it came back: what a crash interrupts counts as one delivery.
-            self._effects.restated(message, message.delivery_count + 1)
+            self._effects.restated(message, message.delivery_count + self._step)
         if session is None:
             self.wake(until)
 
@@ -259,12 +277,16 @@ class Queue:
         self._modify(message, properties)
         self._give_back(message, now, counted=True)
 
+    def release(self, tag: bytes, now: float) -> None:
+        """Give a message back that nobody looked at: the delivery does not count."""
+        self._give_back(self.locked(tag, now), now, counted=False)
+
     def defer(self, tag: bytes, now: float, properties: dict[str, Any] | None = None) -> None:
         message = self.locked(tag, now)
         self._modify(message, properties)
         self.unlock(message)
         message.state = DEFERRED
-        message.delivery_count += 1
+        message.delivery_count += self._step
         self._effects.restated(message, message.delivery_count)
 
     def dead_letter(
@@ -276,6 +298,11 @@ class Queue:
         properties: dict[str, Any] | None = None,
     ) -> None:
         message = self.locked(tag, now)
+        if self.dead_letters is None:
+            raise BusError(
+                conditions.NOT_ALLOWED,
+                f"A message of '{self.path}' cannot be dead-lettered again: complete it instead.",
+            )
         self.unlock(message)
         self.bury(message, now, reason, description, properties)
 
@@ -289,6 +316,7 @@ class Queue:
     ) -> None:
         """Move a message to the dead-letter queue; from there it has nowhere to go and is put back."""
         if self.dead_letters is None:
+            self._effects.restated(message, message.delivery_count)
             self._put_back(message)
             return
         changes = {name: encode_plain(value) for name, value in (properties or {}).items()}
@@ -302,12 +330,23 @@ class Queue:
         self._remove(message)
         self.dead_letters.receive_dead(message, payload, self.path)
 
+    def give_up(self, message: Message, now: float) -> None:
+        """Dead-letter a message that was delivered as often as it may be."""
+        limit = self.settings.max_delivery_count
+        self.bury(
+            message,
+            now,
+            "MaxDeliveryCountExceeded",
+            f"Message could not be consumed after {limit} delivery attempts.",
+        )
+
     def receive_dead(self, message: Message, payload: bytes, source: str) -> None:
         """A message arrives from the queue that this is the dead-letter queue of; its number stays."""
         draft = Draft(payload, message.size, session_id=message.session_id)
         dead = Message(self._effects.new_id(), message.sequence, message.enqueued_at, draft)
         dead.enqueue_sequence = message.enqueue_sequence
         dead.delivery_count = message.delivery_count
+        dead.hops = message.hops
         dead.source = source
         self.insert(dead)
         self._effects.stored(self, dead)
@@ -318,7 +357,7 @@ class Queue:
         lock = message.lock
         if lock.session is None:
             lock.until = now + self.settings.lock_duration.total_seconds()
-            heapq.heappush(self._lock_ends, (lock.until, lock.tag))
+            self._lock_ends.add(lock.until, lock.tag)
             self.wake(lock.until)
         return float(lock.end)
 
@@ -333,17 +372,12 @@ class Queue:
     def _give_back(self, message: Message, now: float, *, counted: bool) -> None:
         self.unlock(message)
         if counted:
-            message.delivery_count += 1
+            message.delivery_count += self._step
         self._effects.restated(message, message.delivery_count)
         if message.state == DEFERRED:
             return
         if message.delivery_count >= self.settings.max_delivery_count and counted and self.dead_letters:
-            self.bury(
-                message,
-                now,
-                "MaxDeliveryCountExceeded",
-                f"Message could not be consumed after {self.settings.max_delivery_count} delivery attempts.",
-            )
+            self.give_up(message, now)
         elif message.expires_at <= now:
             self._expire(message, now)
         else:
@@ -408,7 +442,7 @@ class Queue:
     ) -> list[Message]:
         """Deferred messages by their numbers; one that is not there, or not deferred, refuses all."""
         found = []
-        for sequence in sequences:
+        for sequence in dict.fromkeys(sequences):  # one that is named twice is meant once
             message = self.messages.get(sequence)
             if (
                 message is None
@@ -431,12 +465,13 @@ class Queue:
 
     def discard(self, message: Message) -> None:
         """Remove a message that nobody has locked."""
+        self._line_of(message).left()
         self._remove(message)
 
     def cancel_scheduled(self, sequences: Iterable[int]) -> None:
         """Remove scheduled messages; one that is not there refuses all."""
         found = []
-        for sequence in sequences:
+        for sequence in dict.fromkeys(sequences):  # one that is named twice is meant once
             message = self.messages.get(sequence)
             if message is None or message.state != SCHEDULED:
                 raise BusError(
@@ -463,8 +498,12 @@ class Queue:
     @property
     def size_in_bytes(self) -> int:
         """Bytes that count against the quota: dead letters included."""
-        below = (self.dead_letters, self.transfer_dead_letters)
-        return self._own_size + sum(q.size_in_bytes for q in below if q is not None)
+        size = self._own_size
+        if self.dead_letters is not None:
+            size += self.dead_letters._own_size
+        if self.transfer_dead_letters is not None:
+            size += self.transfer_dead_letters._own_size
+        return size
 
     # --- sessions --------------------------------------------------------------------------------------
 
@@ -477,6 +516,9 @@ class Queue:
                 return None
         else:
             session = table.open(id)
+            if session.owner is not None and session.until <= now:
+                self.advance(now)  # its lock has ended, only nobody has looked yet
+                session = table.open(id)
             if session.owner is not None:
                 raise BusError(
                     conditions.SESSION_CANNOT_BE_LOCKED,
@@ -511,22 +553,26 @@ class Queue:
 
     def set_session_state(self, id: str, state: bytes | None, now: float) -> None:
         session = self.held_session(id, now)
-        session.state = state
+        session.state, session.state_at = state, now
         self._effects.session_state(self, id, state)
 
-    def restore_session_state(self, id: str, state: bytes) -> None:
-        self._table().open(id).state = state
+    def restore_session_state(self, id: str, state: bytes, now: float) -> None:
+        session = self._table().open(id)
+        session.state, session.state_at = state, now  # when it was set is not kept
 
     def session_ids(self, updated_since: float | None = None) -> list[str]:
-        """Sessions with messages or a state, in the order of their names."""
+        """Sessions with messages or a state, or those whose state was set since, in the order of their names."""
+        if updated_since is not None:
+            return sorted(s.id for s in self._table() if s.state is not None and s.state_at > updated_since)
         return sorted(s.id for s in self._table() if s.count > 0 or s.state is not None)
 
     def _table(self) -> SessionTable:
         if self.sessions is None:
             raise BusError(
                 conditions.NOT_ALLOWED,
-                f"It is not possible for an entity that does not require sessions ('{self.path}') to create a "
-                "session receiver.",
+                "A sessionful message receiver cannot be created on an entity that does not require sessions. Ensure "
+                "RequiresSession is set to true when creating a Queue or Subscription to enable sessionful behavior. "
+                f"Entity: '{self.path}'.",
             )
         return self.sessions
 
@@ -549,41 +595,43 @@ class Queue:
     def advance(self, now: float) -> None:
         """Carry out what time has brought: locks that ended, lives that ended, schedules that came."""
         self._due = NEVER
-        while self._lock_ends and self._lock_ends[0][0] <= now:
-            until, tag = heapq.heappop(self._lock_ends)
-            message = self._locks.get(tag)
-            if message is not None and message.lock.until <= until:
-                self._give_back(message, now, counted=True)
+        for tag in self._lock_ends.due(now):
+            self._give_back(self._locks[tag], now, counted=True)
         if self.sessions is not None:
             for session in self.sessions.ended(now):
                 owner = session.owner
                 self._free(session, now, counted=True)
                 self._effects.session_lost(self, session.id, owner)
-        while self._schedule and self._schedule[0][0] <= now:
-            self._activate(self.messages.get(heapq.heappop(self._schedule)[1]), now)
-        while self._expiries and self._expiries[0][0] <= now:
-            message = self.messages.get(heapq.heappop(self._expiries)[1])
-            if message is not None and message.state == ACTIVE and message.lock is None:
-                if message.expires_at <= now:
-                    self._expire(message, now)
+        for sequence in self._schedule.due(now):
+            self._activate(self.messages[sequence], now)
+        for sequence in self._expiries.due(now):
+            message = self.messages[sequence]
+            if message.state == ACTIVE and message.lock is None:
+                self._line_of(message).left()
+                self._expire(message, now)
         self.wake(self._next_due())
 
     def _next_due(self) -> float:
-        due = NEVER
-        for heap in (self._lock_ends, self._schedule, self._expiries):
-            if heap:
-                due = min(due, heap[0][0])
+        due = min(self._lock_ends.next(), self._schedule.next(), self._expiries.next())
         return due if self.sessions is None else min(due, self.sessions.next_end())
 
-    def _activate(self, message: Message | None, now: float) -> None:
+    def _lock_ends_at(self, when: float, tag: bytes) -> bool:
+        message = self._locks.get(tag)
+        return message is not None and message.lock.session is None and bool(message.lock.until == when)
+
+    def _expires_at(self, when: float, sequence: int) -> bool:
+        message = self.messages.get(sequence)
+        return message is not None and bool(message.expires_at == when)
+
+    def _is_scheduled(self, when: float, sequence: int) -> bool:
+        message = self.messages.get(sequence)
+        return message is not None and message.state == SCHEDULED
+
+    def _activate(self, message: Message, now: float) -> None:
         """A scheduled message's time has come: it joins the end of the queue, under a new number."""
-        if message is None or message.state != SCHEDULED:
-            return
         payload = self._effects.payloads([message])[0]
         self._remove(message)
-        draft = Draft(
-            payload, message.size, session_id=message.session_id, time_to_live=message.time_to_live
-        )
+        draft = Draft(payload, message.size, session_id=message.session_id, time_to_live=message.time_to_live)
         active = Message(self._effects.new_id(), self.next_sequence, now, draft)
         active.scheduled_at = message.scheduled_at
         active.enqueue_sequence = message.enqueue_sequence
@@ -593,9 +641,7 @@ class Queue:
 
     def _expire(self, message: Message, now: float) -> None:
         if self.settings.dead_lettering_on_message_expiration and self.dead_letters is not None:
-            self.bury(
-                message, now, "TTLExpiredException", "The message expired and was dead lettered."
-            )
+            self.bury(message, now, "TTLExpiredException", "The message expired and was dead lettered.")
         else:
             self._remove(message)
 

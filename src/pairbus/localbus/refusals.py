@@ -7,7 +7,7 @@ import uuid
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from .conditions import BusError
+from .conditions import UNAUTHORIZED, BusError
 from .http import Response, refusal
 
 _MORE = "To know more visit https://aka.ms/sbResourceMgrExceptions."
@@ -47,11 +47,28 @@ class Place:
 def refused(error: BusError, method: str, path: str, host: str, namespace: str) -> Response:
     """A BusError as the service would have answered it at this path; only its text is dressed up."""
     now = datetime.fromtimestamp(time.time(), timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
-    detail = _detail(error, method, Place.of(path), namespace)
+    place = Place.of(path)
+    if error.condition == UNAUTHORIZED:
+        detail = _claims(method, place, f"sb://{host}/{path}")
+    else:
+        detail = _detail(error, method, place, namespace)
     return refusal(
         error.status,
         f"{detail} TrackingId:{uuid.uuid4()}_G0, SystemTracker:{host}:{path}, Timestamp:{now}",
     )
+
+
+def _claims(method: str, place: Place, endpoint: str) -> str:
+    """What a good token's key must not do here."""
+    if place.subscription or place.listing:
+        kind = "Rule" if place.rule or place.listing == "Rules" else "Subscription"
+        verb = {"PUT": "CreateOrUpdate", "DELETE": "Delete"}.get(method, "Get")
+        operation = f"Enumerate{place.listing}" if place.listing and method == "GET" else verb + kind
+        return f"401 SubCode=40100: Unauthorized : Unauthorized access for '{operation}' operation on '{endpoint}'."
+    if method == "GET":
+        return "Manage,EntityRead claims required for this operation."
+    claim = "EntityDelete" if method == "DELETE" else "EntityWrite"
+    return f"Authorization failed for specified action: Manage,{claim}."
 
 
 def _detail(error: BusError, method: str, place: Place, namespace: str) -> str:

@@ -60,9 +60,7 @@ def read_request(raw: bytes) -> Request:
             reply_to = sections.field(raw, section.value, sections.REPLY_TO)
         elif section.code == sections.APPLICATION_PROPERTIES:
             properties = decode(raw, section.value)[0]
-        elif section.code == sections.VALUE:
-            body = decode(raw, section.value)[0]
-        elif section.code == sections.DATA and body is None:
+        elif section.code == sections.VALUE or (section.code == sections.DATA and body is None):
             body = decode(raw, section.value)[0]
     named = {str(key): value for key, value in properties.items()}
     return Request(id, reply_to if isinstance(reply_to, str) else None, named, body)

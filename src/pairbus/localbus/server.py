@@ -7,10 +7,11 @@ waited for it go out, receivers get what is ready, and each connection is writte
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import conditions
@@ -20,7 +21,8 @@ from .broker import Broker
 from .conditions import BusError
 from .connection import AmqpConnection
 from .dispatch import Dispatcher
-from .faults import FaultError, Faults, covers
+from .fairness import PATIENCE_SECONDS, Talkers
+from .faults import FaultError, Faults, covers, is_drop_now
 from .http import HttpProtocol, Request, Response
 from .hubs import Hub, Partition
 from .links import Consumer, HubConsumer, LinkHandler, Producer
@@ -33,6 +35,8 @@ log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
 _HOUSEKEEPING_TICKS = 5
+#: A fault's end is looked at a little later than its time, so that it has surely passed.
+_A_MOMENT = 0.01
 FAULTS_PATH = "$localbus/faults"
 
 
@@ -48,6 +52,7 @@ class Server:
         self.unwritten: set[AmqpConnection] = set()
         self.hub_readers: dict[Partition, set[HubConsumer]] = {}
         self.dispatcher = Dispatcher()
+        self.talkers = Talkers(self.loop.time)
         self.faults = Faults(broker.clock)
         self.operations = Operations(broker, broker.clock)
         self.failed: asyncio.Future[None] = self.loop.create_future()
@@ -56,6 +61,9 @@ class Server:
         )
         self._after: list[Callable[[], None]] = []
         self._scheduled = False
+        self._patient = self._wanted = False
+        self._patience: asyncio.TimerHandle | None = None
+        self._turned_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._expiries: list[float] = []
@@ -71,9 +79,26 @@ class Server:
 
     def schedule(self) -> None:
         """A turn is wanted: it runs when everything received meanwhile has been applied."""
-        if not self._scheduled and not self._stopped:
+        if self._patient:
+            self._wanted = True
+        elif not self._scheduled and not self._stopped:
             self._scheduled = True
             self.loop.call_soon(self._turn)
+
+    @contextlib.contextmanager
+    def patience(self) -> Iterator[None]:
+        """What is done meanwhile asks for a turn, but not at once: more of its kind is coming."""
+        self._patient = True
+        try:
+            yield
+        finally:
+            self._patient = False
+            if self._wanted:
+                wait = self._turned_at + PATIENCE_SECONDS - self.loop.time()
+                if wait <= 0:
+                    self.schedule()
+                elif self._patience is None:
+                    self._patience = self.loop.call_later(wait, self.schedule)
 
     def after_commit(self, callback: Callable[[], None]) -> None:
         """Call when everything applied so far is durable."""
@@ -97,7 +122,10 @@ class Server:
         await done
 
     def _turn(self) -> None:
-        self._scheduled = False
+        self._scheduled = self._wanted = False
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
         if self._stopped:
             return
         now = self.now()
@@ -113,17 +141,20 @@ class Server:
             return
         callbacks, self._after = self._after, []
         for callback in callbacks:
-            callback()
+            try:
+                callback()
+            except Exception:
+                log.exception("an answer could not be given")  # the others get theirs
         if self._expiries and self._expiries[0] <= now:
             self._expire_tokens(now)
-        if self.dispatcher.next_deadline() <= now:
-            self.dispatcher.expire(now)
+        self.dispatcher.expire(now)
         if self.dispatcher.run(ready, now):
             self.schedule()
         unwritten, self.unwritten = self.unwritten, set()
         for connection in unwritten:
             connection.flush()
         self._set_timer()
+        self._turned_at = self.loop.time()
 
     def _set_timer(self) -> None:
         due = min(self.broker.next_due(), self.dispatcher.next_deadline())
@@ -220,20 +251,25 @@ class Server:
                 self.faults.clear()
                 self._recover()
                 return _json(200, [])
-            known = request.query["id"].isdigit() and self.faults.remove(int(request.query["id"]))
+            if not request.query["id"].isdecimal():
+                return _json(400, {"error": f"id must be a number, not {request.query['id']!r}"})
+            self.faults.remove(int(request.query["id"]))  # one that has ended by itself is no mistake
             self._recover()
-            return _json(200 if known else 404, self.faults.listed())
+            return _json(200, self.faults.listed())
         if request.method != "POST":
             return _json(405, {"error": "GET, POST and DELETE are known here"})
         try:
             wanted = json.loads(request.body)
             if not isinstance(wanted, dict):
                 raise FaultError("a fault is a JSON object")
-            if wanted.get("kind") == "drop" and not wanted.get("after"):
-                return _json(200, {"dropped": self.drop_connections(str(wanted.get("entity") or "*"))})
-            fault = self.faults.add(wanted)
+            fault = self.faults.read(wanted)
         except ValueError as error:
             return _json(400, {"error": str(error)})
+        if is_drop_now(fault.kind, fault.parameters):
+            return _json(200, {"id": fault.id, "dropped": self.drop_connections(fault.entity)})
+        self.faults.add(fault)
+        if fault.until is not None:
+            self.loop.call_later(max(fault.until - self.now(), 0.0) + _A_MOMENT, self._recover)
         if fault.kind == "unavailable":
             self._detach_unavailable(fault.entity)
         return _json(201, fault.describe())
@@ -257,8 +293,8 @@ class Server:
 
     def _recover(self) -> None:
         """Faults ended: whoever was left without an answer is served again."""
-        for handler in self._handlers():
-            handler.on_flow()
+        for connection in list(self.connections):
+            connection.recover()
         self.schedule()
 
     # --- the end -----------------------------------------------------------------------------------------

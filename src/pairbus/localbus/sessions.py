@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from .deadlines import Deadlines
 from .message import ACTIVE, Message
 
 GONE = 3
@@ -18,9 +19,10 @@ GONE = 3
 class Line:
     """Messages in the order of their sequence numbers, also when one that was taken comes back."""
 
-    __slots__ = ("_fresh", "_returned")
+    __slots__ = ("_fresh", "_returned", "_stale")
 
     def __init__(self) -> None:
+        self._stale = 0
         self._fresh: deque[Message] = deque()
         self._returned: list[tuple[int, Message]] = []
 
@@ -30,12 +32,21 @@ class Line:
     def put_back(self, message: Message) -> None:
         heapq.heappush(self._returned, (message.sequence, message))
 
+    def left(self) -> None:
+        """A message went without being popped; when such are the most, the line is cleared of them."""
+        self._stale += 1
+        if self._stale > 1000 and self._stale * 2 > len(self._fresh) + len(self._returned):
+            self._stale = 0
+            self._fresh = deque(m for m in self._fresh if _waits(m))
+            self._returned = [entry for entry in self._returned if _waits(entry[1])]
+            heapq.heapify(self._returned)
+
     def head(self) -> Message | None:
         """The next message that can be had; those that left the queue meanwhile are passed over."""
         fresh, returned = self._fresh, self._returned
-        while fresh and (fresh[0].state != ACTIVE or fresh[0].lock is not None):
+        while fresh and not _waits(fresh[0]):
             fresh.popleft()
-        while returned and (returned[0][1].state != ACTIVE or returned[0][1].lock is not None):
+        while returned and not _waits(returned[0][1]):
             heapq.heappop(returned)
         if returned and (not fresh or returned[0][0] < fresh[0].sequence):
             return returned[0][1]
@@ -51,10 +62,14 @@ class Line:
         return message
 
 
+def _waits(message: Message) -> bool:
+    return message.state == ACTIVE and message.lock is None
+
+
 class Session:
     """One session: its line, its lock and its state. `count` says how many messages belong to it."""
 
-    __slots__ = ("count", "held", "id", "line", "owner", "state", "until")
+    __slots__ = ("count", "held", "id", "line", "owner", "state", "state_at", "until")
 
     def __init__(self, id: str) -> None:
         self.id = id
@@ -64,6 +79,7 @@ class Session:
         self.until = 0.0
         self.held: dict[bytes, Message] = {}
         self.state: bytes | None = None
+        self.state_at = 0.0
 
 
 class SessionTable:
@@ -72,7 +88,7 @@ class SessionTable:
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
         self._free: dict[str, Session] = {}
-        self._ends: list[tuple[float, str]] = []
+        self._ends = Deadlines(self._ends_at)
 
     def get(self, id: str) -> Session | None:
         return self._sessions.get(id)
@@ -109,7 +125,7 @@ class SessionTable:
 
     def extend(self, session: Session, until: float) -> None:
         session.until = until
-        heapq.heappush(self._ends, (until, session.id))
+        self._ends.add(until, session.id)
 
     def unlock(self, session: Session) -> None:
         session.owner = None
@@ -124,19 +140,11 @@ class SessionTable:
 
     def ended(self, now: float) -> list[Session]:
         """Sessions whose lock has run out."""
-        found = []
-        while self._ends and self._ends[0][0] <= now:
-            until, id = heapq.heappop(self._ends)
-            session = self._sessions.get(id)
-            if session is not None and session.owner is not None and session.until <= until:
-                found.append(session)
-        return found
+        return [self._sessions[id] for id in self._ends.due(now)]
 
     def next_end(self) -> float:
-        while self._ends:
-            until, id = self._ends[0]
-            session = self._sessions.get(id)
-            if session is not None and session.owner is not None and session.until == until:
-                return until
-            heapq.heappop(self._ends)
-        return float("inf")
+        return self._ends.next()
+
+    def _ends_at(self, when: float, id: str) -> bool:
+        session = self._sessions.get(id)
+        return session is not None and session.owner is not None and session.until == when

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from ..domain import sections
 from ..domain.sqlfilter import Edit, SqlAction, SqlSyntaxError, parse_action, parse_filter
-from ..domain.values import Symbol, Timestamp, UInt, encode
+from ..domain.values import Long, Symbol, Timestamp, UInt, encode
 from .conditions import INVALID_FIELD, BusError
 from .payload import Parts, View, encode_plain
 from .queues import Queue
@@ -105,7 +105,9 @@ def apply_edits(payload: bytes, edits: tuple[Edit, ...]) -> bytes:
     application: dict[str, bytes | None] = {}
     for edit in edits:
         if edit.scope == "user":
-            application[edit.name] = None if edit.remove else encode_plain(edit.value)
+            # The integers of the service's SQL are 64 bits wide.
+            wide = Long(edit.value) if type(edit.value) is int else edit.value
+            application[edit.name] = None if edit.remove else encode_plain(wide)
         elif edit.name in _FIELDS:
             value = None if edit.value is None else str(edit.value)
             if edit.name == "contenttype" and value is not None:
@@ -129,7 +131,11 @@ class Subscription:
         self.name = name
         self.queue = queue
         self.rules: dict[str, Rule] = {}
-        self.created_at = self.updated_at = self.accessed_at = created_at
+        self.created_at = self.updated_at = created_at
+
+    @property
+    def accessed_at(self) -> float:
+        return self.queue.accessed_at
 
     @property
     def settings(self) -> QueueSettings:
@@ -159,7 +165,9 @@ class Subscription:
             if rule.action is None:
                 plain = True
             else:
-                found.append(apply_edits(payload, rule.action.edits(view)))
+                # The service says by which rule a copy came to be changed.
+                named = Edit("user", "RuleName", rule.settings.name, remove=False)
+                found.append(apply_edits(payload, (*rule.action.edits(view), named)))
         return [payload, *found] if plain else found
 
 

@@ -1,9 +1,10 @@
 """A filter on each direction of a connection's bytes, for what Proton does not do.
 
-Inbound: frames are bounded before they reach Proton, the message-format of transfers is noted (Proton hides it),
-performatives that nest too deeply are refused, and delivery ids that come out of order (Go's and Java's SDKs send
-them so; Proton would close the connection) are renumbered. Outbound: performatives get back the trailing nulls
-that Proton leaves out (azure-eventhub counts on them), and renumbered ids get their old numbers.
+Inbound: frames are bounded before they reach Proton, the message-format of transfers is noted (Proton hides
+it), performatives that nest too deeply, and transfers on a link that only receives, are refused, credit beyond
+what Proton computes with is cut down, and delivery ids that come out of order (Go's and Java's SDKs send them so;
+Proton would close the connection) are renumbered. Outbound: performatives get back the trailing nulls that
+Proton leaves out (azure-eventhub counts on them), and renumbered ids get their old numbers.
 """
 
 from __future__ import annotations
@@ -14,6 +15,14 @@ from ..domain.values import AmqpDecodeError, UInt, compound, decode, encode, ski
 
 MAX_FRAME = 65_536
 _MAX_DEPTH = 16
+#: What a performative that is shorter than this could nest does no harm.
+_SHORT = 120
+#: Padding, or a new number, makes a frame longer by this much at most; each side is told of a limit that leaves
+#: the room: Proton of smaller frames than the client takes, the client of smaller ones than Proton takes.
+_PADDING = 64
+PROTON_FRAME = MAX_FRAME + _PADDING
+_MIN_MAX_FRAME = 512
+_MAX_CREDIT = 0x7FFFFFFF
 _HEADER = struct.Struct(">IBBH")
 _LIST32 = struct.Struct(">BII")
 
@@ -21,31 +30,47 @@ OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, END, CLOSE = range(0x1
 _FIELD_COUNT = {
     OPEN: 10, BEGIN: 8, ATTACH: 14, FLOW: 11, TRANSFER: 11, DISPOSITION: 6, DETACH: 3, END: 1, CLOSE: 1,
 }  # fmt: skip
-_NULL = 0x40
+_COMPOUNDS = (0xC0, 0xC1, 0xD0, 0xD1)
+_ARRAYS = (0xE0, 0xF0)
+MAX_LINKS = 5_000
 
 
 class FramingError(Exception):
-    """The peer's bytes cannot be AMQP frames that this server takes."""
+    """The peer's bytes cannot be AMQP frames that this server takes; `before` is what was good until then."""
+
+    before = b""
 
 
 class _Channel:
     """What is known of one of the client's sessions."""
 
-    __slots__ = ("names", "next_id", "open_deliveries", "renumbered")
+    __slots__ = ("names", "next_id", "open_deliveries", "receivers", "renumbered")
 
     def __init__(self) -> None:
         self.names: dict[int, bytes] = {}
+        self.receivers: set[int] = set()
         self.open_deliveries: dict[int, int] = {}
         self.next_id: int | None = None
         self.renumbered: dict[int, int] = {}
 
+    def forget(self, handle: object) -> None:
+        """The link is gone, and what was half sent on it."""
+        if isinstance(handle, int):
+            self.names.pop(handle, None)
+            self.receivers.discard(handle)
+            self.open_deliveries.pop(handle, None)
+
 
 class Inbound:
-    """From the client to Proton. `formats` holds the message-format of deliveries that have one, by link and tag."""
+    """From the client to Proton. `formats` holds the message-format of deliveries that have one, by link and
+    tag."""
 
     def __init__(self) -> None:
         self.formats: dict[tuple[bytes, bytes], int] = {}
+        #: The largest frame that the client takes.
+        self.max_frame = 0xFFFFFFFF
         self._rest = b""
+        self._opened = False
         self._channels: dict[int, _Channel] = {}
 
     def feed(self, data: bytes) -> bytes:
@@ -59,16 +84,24 @@ class Inbound:
             if length == 0x414D5150:  # "AMQP": a protocol header, eight bytes
                 pos += 8
                 continue
-            if length < 8 or length > MAX_FRAME or offset < 2 or offset * 4 > length:
-                raise FramingError(f"a frame of {length} bytes is not allowed here (8 to {MAX_FRAME})")
-            if size - pos < length:
-                break
-            body = pos + offset * 4
-            if kind == 0 and length > offset * 4:
-                new = self._look(data, pos, body, pos + length, channel)
-                if new is not None:
-                    out += (data[kept:pos], new)
-                    kept = pos + length
+            try:
+                if length < 8 or length > MAX_FRAME or offset < 2 or offset * 4 > length:
+                    raise FramingError(f"a frame of {length} bytes is not allowed here (8 to {MAX_FRAME})")
+                if size - pos < length:
+                    break
+                body = pos + offset * 4
+                if length > offset * 4:
+                    if kind == 0:
+                        new = self._look(data, pos, body, pos + length, channel)
+                        if new is not None:
+                            out += (data[kept:pos], new)
+                            kept = pos + length
+                    else:
+                        self._look_at_sasl(data[body : pos + length], kind)
+            except (FramingError, AmqpDecodeError) as error:
+                refused = FramingError(str(error))
+                refused.before = b"".join((*out, data[kept:pos]))
+                raise refused from None
             pos += length
         self._rest = data[pos:]
         if not out:
@@ -76,47 +109,104 @@ class Inbound:
         out.append(data[kept:pos])
         return b"".join(out)
 
+    def _look_at_sasl(self, body: bytes, kind: int) -> None:
+        if kind != 1 or self._opened:
+            raise FramingError(f"a frame of type {kind} is not allowed here")
+        if len(body) > _SHORT:
+            check_depth(body, 0)
+
     def _look(self, data: bytes, start: int, body: int, end: int, channel: int) -> bytes | None:
         """Note what must be noted of a frame; a new frame if it has to be changed."""
         code, value = performative(data, body)
+        if code not in _FIELD_COUNT:
+            raise FramingError(f"0x{code:02x} is no performative")
+        if (code == OPEN) == self._opened:
+            raise FramingError("an open comes first, and once")
+        self._opened = True
+        count, first, after = compound(data, value)
+        if after > end:
+            raise FramingError("a performative goes beyond the end of its frame")
+        if after - value > _SHORT:
+            check_depth(data[value:after], 0)
         if code == TRANSFER:
-            return self._transfer(data, start, value, end, channel)
-        if code in (FLOW, DISPOSITION) and end - body < 120:
-            return None  # too short to nest deeply
-        check_depth(data[value:end], 0)
+            return self._transfer(data, count, first, after, end, channel)
+        if code == FLOW:
+            return self._flow(data, count, first, after, end, channel)
         if code == ATTACH:
-            name, pos = decode(data, compound(data, value)[1])
-            handle = decode(data, pos)[0]
-            if isinstance(name, str) and isinstance(handle, int):
-                self._channels.setdefault(channel, _Channel()).names[handle] = name.encode()
-        elif code == END:
+            self._attach(data, count, first, channel)
+        elif code == DETACH and count:
+            state = self._channels.get(channel)
+            if state is not None:
+                state.forget(decode(data, first)[0])
+        elif code in (BEGIN, END):
             self._channels.pop(channel, None)
+        elif code == OPEN:
+            return self._open(data, count, first, after, end, channel)
         return None
 
-    def _transfer(self, data: bytes, start: int, value: int, end: int, channel: int) -> bytes | None:
+    def _open(self, data: bytes, count: int, first: int, after: int, end: int, channel: int) -> bytes | None:
+        """Tell Proton of smaller frames than the client takes, so that there is room for padding."""
+        fields = _fields(data, count, first, 3)
+        if len(fields) < 3:
+            return None
+        a, b = fields[2]
+        size = decode(data, a)[0]
+        if not isinstance(size, UInt):
+            return None
+        self.max_frame = max(int(size), _MIN_MAX_FRAME)
+        smaller = encode(UInt(max(self.max_frame - _PADDING, _MIN_MAX_FRAME)))
+        return _frame(channel, OPEN, count, data[first:a] + smaller + data[b:after], data[after:end])
+
+    def _attach(self, data: bytes, count: int, first: int, channel: int) -> None:
+        fields = _fields(data, count, first, 3)
+        if len(fields) < 3:
+            raise FramingError("an attach without name, handle and role")
+        name, handle, role = (decode(data, at)[0] for at, _ in fields)
+        if not isinstance(name, str) or not isinstance(handle, UInt) or not isinstance(role, bool):
+            raise FramingError("an attach's name, handle or role is of a wrong type")
+        state = self._channels.setdefault(channel, _Channel())
+        state.forget(handle)
+        if sum(len(each.names) for each in self._channels.values()) >= MAX_LINKS:
+            raise FramingError(f"a connection may have {MAX_LINKS} links at most")
+        state.names[handle] = name.encode()
+        if role:
+            state.receivers.add(handle)
+
+    def _flow(self, data: bytes, count: int, first: int, after: int, end: int, channel: int) -> bytes | None:
+        """Proton computes with signed numbers: more credit than they hold would be none."""
+        if count < 7:
+            return None
+        a, b = _fields(data, count, first, 7)[6]
+        if data[a] != 0x70 or data[a + 1] < 0x80:
+            return None
+        return _frame(channel, FLOW, count, data[first:a] + encode(UInt(_MAX_CREDIT)) + data[b:after], data[after:end])
+
+    def _transfer(self, data: bytes, count: int, first: int, after: int, end: int, channel: int) -> bytes | None:
         state = self._channels.get(channel)
         if state is None:
             return None  # no link there: Proton says so
-        count, pos, after = compound(data, value)
-        fields: list[tuple[int, int]] = []
-        for _ in range(min(count, 6)):
-            following = skip(data, pos)
-            fields.append((pos, following))
-            pos = following
+        fields = _fields(data, count, first, 6)
         handle = decode(data, fields[0][0])[0] if fields else None
-        if not isinstance(handle, int):
-            return None
+        if not isinstance(handle, UInt):
+            raise FramingError("a transfer's handle is no uint")  # Proton would take it for 0
+        if handle in state.receivers:
+            raise FramingError("a transfer on a link that the client receives on")
         more = len(fields) > 5 and decode(data, fields[5][0])[0] is True
+        if more and count > 9:  # an aborted delivery has no more, whatever it says
+            more = decode(data, _fields(data, count, first, 10)[9][0])[0] is not True
         current = state.open_deliveries.get(handle)
         given = decode(data, fields[1][0])[0] if len(fields) > 1 else None
+        if given is not None and not isinstance(given, UInt):
+            raise FramingError("a transfer's delivery-id is no uint")
         if current is None:
-            if not isinstance(given, int):
+            if given is None:
                 return None  # a new delivery without an id: Proton says so
             if state.next_id is None:
                 state.next_id = given
             current = state.next_id
             state.next_id = (current + 1) & 0xFFFFFFFF
-            if current != given:
+            settled = len(fields) > 4 and decode(data, fields[4][0])[0] is True
+            if current != given and not settled:
                 state.renumbered[current] = given
             self._note_format(data, fields, state, handle)
         if more:
@@ -126,7 +216,6 @@ class Inbound:
         if given is None or given == current:
             return None
         a, b = fields[1]
-        first = fields[0][0]
         listed = data[first:a] + encode(UInt(current)) + data[b:after]
         return _frame(channel, TRANSFER, count, listed, data[after:end])
 
@@ -184,6 +273,10 @@ class Outbound:
         if wanted is None:
             return data[start:end]
         count, first, after = compound(data, value)
+        if code == OPEN and count >= 3:
+            a, b = _fields(data, count, first, 3)[2]
+            whole = data[first:a] + encode(UInt(MAX_FRAME)) + data[b:after] + b"\x40" * (wanted - count)
+            return _frame(channel, OPEN, wanted, whole, data[after:end])
         if code == BEGIN:
             remote = decode(data, first)[0]
             if isinstance(remote, int):
@@ -193,7 +286,8 @@ class Outbound:
         if count >= wanted:
             return data[start:end]
         nulls = b"\x40" * (wanted - count)
-        return _frame(channel, code, wanted, data[first:after] + nulls, data[after:end])
+        padded = _frame(channel, code, wanted, data[first:after] + nulls, data[after:end])
+        return padded if len(padded) <= self._inbound.max_frame else data[start:end]
 
     def _disposition(self, data: bytes, pos: int, after: int, count: int, channel: int) -> bytes:
         """One disposition per delivery, under the numbers that the client gave."""
@@ -207,7 +301,8 @@ class Outbound:
         if decode(fields[0])[0] is not True:
             return _frame(channel, DISPOSITION, 6, b"".join(fields), b"")
         frames = []
-        for id in range(first, (first if last is None else last) + 1):
+        for step in range(((first if last is None else last) - first & 0xFFFFFFFF) + 1):
+            id = first + step & 0xFFFFFFFF
             given = self._inbound.given_id(self._remote[channel], id)
             fields[1] = fields[2] = encode(UInt(id if given is None else given))
             frames.append(_frame(channel, DISPOSITION, 6, b"".join(fields), b""))
@@ -227,6 +322,16 @@ def performative(data: bytes, pos: int) -> tuple[int, int]:
     return (int(descriptor), value) if isinstance(descriptor, int) else (0, value)
 
 
+def _fields(data: bytes, count: int, pos: int, most: int) -> list[tuple[int, int]]:
+    """Where the first fields of a performative begin and end."""
+    found: list[tuple[int, int]] = []
+    for _ in range(min(count, most)):
+        following = skip(data, pos)
+        found.append((pos, following))
+        pos = following
+    return found
+
+
 def _frame(channel: int, code: int, count: int, fields: bytes, payload: bytes) -> bytes:
     size = 8 + 3 + 9 + len(fields) + len(payload)
     return b"".join(
@@ -244,12 +349,21 @@ def check_depth(data: bytes, pos: int, depth: int = 0) -> int:
     """Refuse a value that nests beyond any use before a recursive decoder sees it; where it ends."""
     if depth > _MAX_DEPTH:
         raise FramingError("a performative is nested too deeply")
+    if pos >= len(data):
+        raise FramingError("a performative is cut off")
     code = data[pos]
     if code == 0:
         return check_depth(data, check_depth(data, pos + 1, depth + 1), depth + 1)
-    if code in (0xC0, 0xC1, 0xD0, 0xD1):
+    if code in _COMPOUNDS:
         count, at, end = compound(data, pos)
         for _ in range(count):
             at = check_depth(data, at, depth + 1)
         return end
-    return skip(data, pos)
+    end = skip(data, pos)
+    if code in _ARRAYS:
+        at = pos + (3 if code == 0xE0 else 9)
+        while at < end and data[at] == 0:
+            at = check_depth(data, at + 1, depth + 1)
+        if at < end and data[at] in (*_COMPOUNDS, *_ARRAYS):
+            raise FramingError("a performative holds an array of lists, maps or arrays")
+    return end

@@ -1,0 +1,48 @@
+"""One loop serves everybody: while several clients want something, each gets a fraction of a millisecond at a time.
+
+A client that sends without a pause is worked for in shares, and what it sent is committed and answered every few
+milliseconds. One that says a little and waits is heard between two shares and answered at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+#: How long a client that has been heard is counted as wanting something.
+_RECENT_SECONDS = 1.0
+#: How long one client is worked for before others are listened to, and how many bytes are looked at in between.
+SHARE_SECONDS = 0.0005
+PIECE_BYTES = 4096
+#: How long work that nobody else waits for is collected before it is committed and answered.
+PATIENCE_SECONDS = 0.002
+#: How many messages a receiver gets at a time while others wait, and while none does.
+SHARED_PULL, ALONE_PULL = 25, 200
+
+
+class Talkers:
+    """Who was heard last, and when anybody else was: enough to know whether a client is alone."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._latest: Any = None
+        self._latest_at = float("-inf")
+        self._another_at = float("-inf")
+
+    def heard(self, who: Any) -> bool:
+        """A client has said something; whether another one has of late."""
+        now = self._clock()
+        if who is not self._latest:
+            self._latest, self._another_at = who, self._latest_at
+        self._latest_at = now
+        return now - self._another_at < _RECENT_SECONDS
+
+    def others(self, who: Any) -> bool:
+        """Whether anybody but this client was heard of late."""
+        at = self._another_at if who is self._latest else self._latest_at
+        return self._clock() - at < _RECENT_SECONDS
+
+    def gone(self, who: Any) -> None:
+        """Keep nothing of a client that has left."""
+        if who is self._latest:
+            self._latest = None
