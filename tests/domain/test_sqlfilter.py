@@ -501,9 +501,7 @@ def test_a_user_property_keeps_its_type_if_it_can(old: object, expression: str, 
         ("SET a = 1", 1, 1, "found 'SET'"),
     ],
 )
-def test_a_wrong_filter_is_refused_with_place_and_reason(
-    text: str, line: int, column: int, said: str
-) -> None:
+def test_a_wrong_filter_is_refused_with_place_and_reason(text: str, line: int, column: int, said: str) -> None:
     """The error has the place as facts, and says what was found and what would be right."""
     with pytest.raises(SqlSyntaxError) as caught:
         parse_filter(text, {"@c": []})
@@ -558,9 +556,7 @@ def test_a_text_may_have_1024_characters() -> None:
             parse("1=1".ljust(MAX_LENGTH + 1))
 
 
-@pytest.mark.parametrize(
-    "nested", ["NOT " * 250 + "1=1", "-" * 1000 + "1 = 1", "a=" + "p(" * 300 + "a" + ")" * 300]
-)
+@pytest.mark.parametrize("nested", ["NOT " * 250 + "1=1", "-" * 1000 + "1 = 1", "a=" + "p(" * 300 + "a" + ")" * 300])
 def test_deep_nesting_is_refused(nested: str) -> None:
     """Operators nested beyond the bound are a syntax error, never a RecursionError."""
     with pytest.raises(SqlSyntaxError, match=f"nested more than {MAX_DEPTH} deep"):
@@ -582,18 +578,14 @@ def test_long_chains_and_mere_parentheses_are_not_deep(text: str) -> None:
     assert parse_filter(text).matches(Message())
 
 
-@pytest.mark.parametrize(
-    "pattern", ["%a" * 300 + "b", "%" * 900 + "b", "%" + "_" * 900 + "b%", "a%" * 300 + "b%"]
-)
+@pytest.mark.parametrize("pattern", ["%a" * 300 + "b", "%" * 900 + "b", "%" + "_" * 900 + "b%", "a%" * 300 + "b%"])
 def test_like_takes_no_exponential_time(pattern: str) -> None:
     """A hostile pattern over a property of the largest size is answered at once."""
     message = Message(user={"a": "a" * 32_000})
     began = time.perf_counter()
     assert truth(f"a LIKE '{pattern}'", message) is False
     assert truth("a LIKE @p", message, {"p": pattern}) is False
-    assert (
-        time.perf_counter() - began < 5
-    )  # some 0.2 s at worst where this was written; backtracking takes years
+    assert time.perf_counter() - began < 5  # some 0.2 s at worst where this was written; backtracking takes years
 
 
 def test_a_pattern_from_a_message_is_bounded() -> None:
@@ -663,9 +655,7 @@ EVERY_OPERATOR = [
 ]
 FILTERS = [parse_filter(text) for text in EVERY_OPERATOR]
 ASSIGNED = ("Label", "TimeToLive", "ScheduledEnqueueTimeUtc", "ForcePersistence")
-ACTION = parse_action(
-    "".join(f"SET sys.{name} = a;" for name in ASSIGNED) + "SET b = a; SET a = b + a; SET c = a * 2"
-)
+ACTION = parse_action("".join(f"SET sys.{name} = a;" for name in ASSIGNED) + "SET b = a; SET a = b + a; SET c = a * 2")
 
 
 @given(ANY_VALUE, ANY_VALUE, ANY_VALUE)

@@ -311,8 +311,7 @@ def test_topics_and_subscriptions_read_back() -> None:
     )
     text = write_settings(FakeEntity(subscription), SUBSCRIPTION, VIEW)
     assert (
-        QueueSettings("s", **read_settings(parse(f"<d {ROOT}>{text}</d>".encode()), SUBSCRIPTION, VIEW))
-        == subscription
+        QueueSettings("s", **read_settings(parse(f"<d {ROOT}>{text}</d>".encode()), SUBSCRIPTION, VIEW)) == subscription
     )
 
 
@@ -350,9 +349,7 @@ def test_rules_read_back(condition: RuleFilter, action: SqlExpression | None) ->
     again = rule_of(write_rule(rule))
     assert again == rule.settings
     if isinstance(condition, CorrelationFilter) and isinstance(again.filter, CorrelationFilter):
-        assert list(map(type, again.filter.properties.values())) == list(
-            map(type, condition.properties.values())
-        )
+        assert list(map(type, again.filter.properties.values())) == list(map(type, condition.properties.values()))
 
 
 def test_the_prefixes_are_those_that_the_javascript_client_reads_as_text() -> None:

@@ -85,10 +85,7 @@ def test_pipelined_requests_are_answered_in_order(port: int) -> None:
 def test_a_chunked_body_is_put_together(port: int) -> None:
     """A handler sees one body, however it was sent."""
     with Wire(port) as wire:
-        wire.send(
-            b"PUT /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
-            b"2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"
-        )
+        wire.send(b"PUT /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n")
         wire.until(b"PUT a {} hello")
 
 
@@ -160,9 +157,7 @@ def test_half_a_request_times_out(port: int) -> None:
     """A client that stalls in mid-request gets 408, within the time for one request."""
     with Wire(port) as wire:
         assert (
-            wire.send(b"PUT /a HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\nhi")
-            .rest()
-            .startswith(b"HTTP/1.1 408 ")
+            wire.send(b"PUT /a HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\nhi").rest().startswith(b"HTTP/1.1 408 ")
         )
 
 
@@ -189,9 +184,7 @@ def test_a_silent_connection_is_closed(port: int) -> None:
         assert wire.rest() == b""
 
 
-def test_a_failing_handler_is_a_500_with_an_id_that_is_in_the_log(
-    port: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_handler_is_a_500_with_an_id_that_is_in_the_log(port: int, caplog: pytest.LogCaptureFixture) -> None:
     """The client learns an id, the log the rest, and the connection goes on."""
     with caplog.at_level(logging.ERROR, "pairbus.localbus.http"), Wire(port) as wire:
         seen = wire.send(b"GET /boom HTTP/1.1\r\nHost: h\r\n\r\n").until(b"</Error>")
@@ -202,9 +195,7 @@ def test_a_failing_handler_is_a_500_with_an_id_that_is_in_the_log(
         wire.send(b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n").until(b"GET a {}")
 
 
-def test_an_answer_that_http_forbids_closes_only_its_connection(
-    port: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_answer_that_http_forbids_closes_only_its_connection(port: int, caplog: pytest.LogCaptureFixture) -> None:
     """A handler's header with a line break is never sent."""
     with Wire(port) as wire, suppress(ConnectionResetError):
         assert wire.send(b"GET /rude HTTP/1.1\r\nHost: h\r\n\r\n").rest() == b""

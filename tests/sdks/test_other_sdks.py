@@ -139,9 +139,7 @@ def run_tool(command: list[str], folder: Path) -> None:
         check=False,
     )
     if done.returncode:
-        pytest.fail(
-            f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}", pytrace=False
-        )
+        pytest.fail(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}", pytrace=False)
 
 
 @dataclass(frozen=True)
@@ -165,14 +163,32 @@ def bus() -> Iterator[LocalBus]:
         yield bus
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def language(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def report(language: str, bus: LocalBus) -> Report:
+def said(bus: LocalBus) -> dict[str, Report | str]:
+    """What each language's program reported, or why it could not, in whatever order the cases are run."""
+    return {}
+
+
+@pytest.fixture
+def report(language: str, bus: LocalBus, said: dict[str, Report | str]) -> Report:
     """Builds and runs the language's program, once."""
+    if language not in said:
+        try:
+            said[language] = run_program(language, bus)
+        except pytest.fail.Exception as failure:
+            said[language] = str(failure)
+    found = said[language]
+    if isinstance(found, str):
+        pytest.fail(found, pytrace=False)
+    return found
+
+
+def run_program(language: str, bus: LocalBus) -> Report:
     missing = [tool for tool in LANGUAGES[language].tools if shutil.which(tool) is None]
     if missing:
         pytest.fail(f"{language}: {' and '.join(missing)} not found on PATH", pytrace=False)
@@ -185,17 +201,15 @@ def report(language: str, bus: LocalBus) -> Report:
         "NODE_EXTRA_CA_CERTS": str(bus.ca_file),
     }
     try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=RUN_LIMIT, check=False
-        )
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=RUN_LIMIT, check=False)
     except subprocess.TimeoutExpired as late:
-        said = (late.stdout or b"").decode(errors="replace")
-        pytest.fail(f"{language}: no end within {RUN_LIMIT} s; it had said:\n{said[-4000:]}", pytrace=False)
+        so_far = (late.stdout or b"").decode(errors="replace")
+        pytest.fail(f"{language}: no end within {RUN_LIMIT} s; it had said:\n{so_far[-4000:]}", pytrace=False)
     outcomes = {}
     for line in done.stdout.splitlines():
         if line.startswith("{"):
-            said = json.loads(line)
-            outcomes[said["case"]] = Outcome(said["ok"], said["detail"])
+            case = json.loads(line)
+            outcomes[case["case"]] = Outcome(case["ok"], case["detail"])
     return Report(outcomes, done.returncode, done.stderr[-4000:])
 
 
@@ -231,18 +245,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
         pairs = [(language, case) for language in LANGUAGES for case in CASES + MORE[language]]
         ids = [f"{language}-{case}" for language, case in pairs]
-        metafunc.parametrize(("language", "case"), pairs, ids=ids, indirect=["language"], scope="module")
+        metafunc.parametrize(("language", "case"), pairs, ids=ids, indirect=["language"])
     else:
-        metafunc.parametrize("language", list(LANGUAGES), indirect=True, scope="module")
+        metafunc.parametrize("language", list(LANGUAGES), indirect=True)
 
 
 def test_case(report: Report, case: str) -> None:
     """The SDK behaves against localbus as it does against Azure."""
     outcome = report.outcomes.get(case)
     if outcome is None:
-        pytest.fail(
-            f"{case} was not reported (exit code {report.exit_code}):\n{report.errors}", pytrace=False
-        )
+        pytest.fail(f"{case} was not reported (exit code {report.exit_code}):\n{report.errors}", pytrace=False)
     if not outcome.ok:
         pytest.fail(outcome.detail, pytrace=False)
 

@@ -202,14 +202,10 @@ class _Compiler:
         subject, pattern, *rest = (self._value(child, depth + 1) for child in _branches(node))
         escape = rest[0] if rest else None
         if isinstance(escape, _Constant) and not (isinstance(escape.value, str) and len(escape.value) == 1):
-            raise _mistake(
-                _branches(node)[2], f"ESCAPE needs a string of one character, found {escape.value!r}"
-            )
+            raise _mistake(_branches(node)[2], f"ESCAPE needs a string of one character, found {escape.value!r}")
         if isinstance(pattern, _Constant):
             if not isinstance(pattern.value, str):
-                raise _mistake(
-                    _branches(node)[1], f"LIKE needs a string as its pattern, found {pattern.value!r}"
-                )
+                raise _mistake(_branches(node)[1], f"LIKE needs a string as its pattern, found {pattern.value!r}")
             if escape is None or isinstance(escape, _Constant):
                 character = None if escape is None else cast(str, escape.value)
                 try:
@@ -281,9 +277,7 @@ class _Compiler:
             case (("property" | "p"), _):
                 raise _mistake(name, f"{name}(name) takes one argument, found {len(arguments)}")
             case _:
-                raise _mistake(
-                    name, f"there is no function {name}; there are newid(), property(name) and p(name)"
-                )
+                raise _mistake(name, f"there is no function {name}; there are newid(), property(name) and p(name)")
 
     def _parameter(self, token: Token) -> _Value:
         try:

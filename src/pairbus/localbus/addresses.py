@@ -13,9 +13,7 @@ _SUFFIXES = (
     ("/$deadletterqueue", "dead"),
 )
 _SUBSCRIPTION = re.compile(r"^(?P<topic>.+)/subscriptions/(?P<name>[^/]+)$", re.IGNORECASE)
-_PARTITION = re.compile(
-    r"^(?P<hub>.+?)(/consumergroups/(?P<group>[^/]+))?/partitions/(?P<id>[^/]+)$", re.IGNORECASE
-)
+_PARTITION = re.compile(r"^(?P<hub>.+?)(/consumergroups/(?P<group>[^/]+))?/partitions/(?P<id>[^/]+)$", re.IGNORECASE)
 _GROUP = re.compile(r"^(?P<hub>.+)/consumergroups/(?P<group>[^/]+)$", re.IGNORECASE)
 
 

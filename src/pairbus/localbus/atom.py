@@ -140,9 +140,7 @@ def write_nothing() -> str:
     return element(
         "feed",
         element("title", "Publicly Listed Services", ' type="text"')
-        + element(
-            "subtitle", "This is the list of publicly-listed services currently available.", ' type="text"'
-        )
+        + element("subtitle", "This is the list of publicly-listed services currently available.", ' type="text"')
         + element("id", f"uuid:{secrets.token_hex(16)};id=1")
         + element("updated", write_time(time.time(), whole=True))
         + element("generator", "Service Bus 1.1"),

@@ -69,9 +69,7 @@ def attach(connection: AmqpConnection, link: Any) -> LinkHandler | None:
     if isinstance(target, Hub):
         return _hub_consumer(connection, link, path, _partition(target, address))
     if not isinstance(target, Queue):
-        raise BusError(
-            conditions.NOT_ALLOWED, f"'{address.path}' is a topic: receive from one of its subscriptions."
-        )
+        raise BusError(conditions.NOT_ALLOWED, f"'{address.path}' is a topic: receive from one of its subscriptions.")
     connection.server.broker.check_receive(target)
     return _consumer(connection, link, path, target)
 
@@ -245,5 +243,3 @@ def _position(partition: Partition, name: str, inclusive: bool, value: str) -> i
         if at > number or (inclusive and at == number):
             return index
     return len(partition.events)
-
-

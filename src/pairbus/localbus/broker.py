@@ -269,7 +269,7 @@ class Broker(Catalog):
 
     def _forward(self, queue: Queue, path: str, now: float) -> None:
         target = self.queue(path) or self.topic(path)
-        while messages := queue.acquire(now, _BATCH):
+        while messages := queue.acquire_any(now, _BATCH):
             for index, (message, payload) in enumerate(zip(messages, self.payloads(messages), strict=True)):
                 problem = self._obstacle(queue, message, target, path)
                 if problem is None:

@@ -305,18 +305,11 @@ class Catalog:
         for target in (settings.forward_to, settings.forward_dead_lettered_messages_to):
             if target is None:
                 continue
-            if target.lower() == path.lower():
-                raise BusError(conditions.INVALID_FIELD, f"The entity '{path}' cannot forward to itself.")
             if self.queue(target) is None and self.topic(target) is None:
                 raise BusError(
                     conditions.INVALID_FIELD,
                     f"The forwarding destination '{target}' of '{path}' does not exist in this namespace.",
                 )
-        if settings.forward_to is not None and settings.requires_session:
-            raise BusError(
-                conditions.INVALID_FIELD,
-                f"Auto-forwarding is not supported for '{path}': an entity that requires sessions cannot forward.",
-            )
 
     def _existing_topic(self, path: str) -> Topic:
         topic = self.topic(path)

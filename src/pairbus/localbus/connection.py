@@ -54,6 +54,7 @@ class AmqpConnection(asyncio.Protocol):
         self._closing_ticks = 0
         self._hang_up = False
         self._ended = False
+        self._linger: asyncio.TimerHandle | None = None
         #: Receivers that wait until less is buffered; the bytes of messages that are not whole yet, and of
         #: replies that are not sent yet.
         self.stalled: set[LinkHandler] = set()
@@ -133,6 +134,8 @@ class AmqpConnection(asyncio.Protocol):
         if exc is not None:
             self._take_rest()  # the client is gone, not what it sent; where we cut it off ourselves, both are
         self.alive = False
+        if self._linger is not None:
+            self._linger.cancel()
         self.server.connections.discard(self)
         self.server.talkers.gone(self)
         for handler in list(self._handlers.values()):
@@ -191,11 +194,11 @@ class AmqpConnection(asyncio.Protocol):
         resets the connection, and our last word is lost.
         """
         self._ended = self._closing = True
-        if transport.can_write_eof():
-            transport.write_eof()
-        else:
-            transport.close()
-        self.server.loop.call_later(_LINGER_SECONDS, self.drop)
+        try:
+            transport.write_eof() if transport.can_write_eof() else transport.close()
+        except OSError:
+            transport.abort()  # the client was quicker: it is gone
+        self._linger = self.server.loop.call_later(_LINGER_SECONDS, self.drop)
 
     def _write(self, data: bytes) -> None:
         assert self._transport is not None

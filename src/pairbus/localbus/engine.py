@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import cproton_ffi
-from proton import Connection, Described, Link, SymbolList, Terminus, Transport, symbol, ulong
 from proton import SASL as Sasl
+from proton import Connection, Described, Link, SymbolList, Terminus, Transport, symbol, ulong
 from proton import Data as ProtonData
-from proton import timestamp as proton_timestamp
 from proton import _data as _proton_data
+from proton import timestamp as proton_timestamp
 
 from ..domain import values
 from .conditions import BusError

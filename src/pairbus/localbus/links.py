@@ -193,9 +193,7 @@ class Producer(Incoming):
         if silent:
             return
         if latency:
-            server.after_commit(
-                lambda: server.later(self, latency, lambda: self.answer_if_alive(delivery, error))
-            )
+            server.after_commit(lambda: server.later(self, latency, lambda: self.answer_if_alive(delivery, error)))
         else:
             server.after_commit(lambda: self.answer_if_alive(delivery, error))
 
@@ -241,9 +239,7 @@ class Consumer(Outgoing):
 
     right = LISTEN
 
-    def __init__(
-        self, connection: AmqpConnection, link: Any, path: str, queue: Queue, session: Session | None
-    ) -> None:
+    def __init__(self, connection: AmqpConnection, link: Any, path: str, queue: Queue, session: Session | None) -> None:
         super().__init__(connection, link, path)
         self.queue = queue
         self.session = session

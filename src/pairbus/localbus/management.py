@@ -119,17 +119,11 @@ class Management:
     def _list_entities(self, kind: str, request: Request, view: View) -> Response:
         match kind:
             case "queues":
-                return _page(
-                    "Queues", self._broker.queues(), lambda q: atom.queue_entry(q, view), request, view
-                )
+                return _page("Queues", self._broker.queues(), lambda q: atom.queue_entry(q, view), request, view)
             case "topics":
-                return _page(
-                    "Topics", self._broker.topics(), lambda t: atom.topic_entry(t, view), request, view
-                )
+                return _page("Topics", self._broker.topics(), lambda t: atom.topic_entry(t, view), request, view)
             case "eventhubs":
-                return _page(
-                    "EventHubs", self._broker.hubs(), lambda h: atom.hub_entry(h, view), request, view
-                )
+                return _page("EventHubs", self._broker.hubs(), lambda h: atom.hub_entry(h, view), request, view)
         return _nothing()
 
     def _list_below(self, place: Place, request: Request, view: View) -> Response:
@@ -138,9 +132,7 @@ class Management:
             return _nothing()
         if place.listing == "Subscriptions":
             found = _by_name(topic.subscriptions)
-            return _page(
-                place.listing, found, lambda s: atom.subscription_entry(topic, s, view), request, view
-            )
+            return _page(place.listing, found, lambda s: atom.subscription_entry(topic, s, view), request, view)
         subscription = self._subscription(place)
         rules = _by_name(subscription.rules)
         return _page(place.listing, rules, lambda r: atom.rule_entry(topic, subscription, r), request, view)

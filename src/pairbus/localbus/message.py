@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 from uuid import uuid4
@@ -154,8 +153,7 @@ def read_message(raw: bytes) -> Draft:
     draft = Draft(b"", len(raw))
     properties: sections.Section | None = None
     found = sections.split(raw)
-    if any(a.code > b.code for a, b in pairwise(found)):
-        found.sort(key=_code)  # they may come in any order, and leave in AMQP's
+    found.sort(key=_code)  # they may come in any order, and leave in AMQP's
     kept: list[bytes] = []
     for section in found:
         code = section.code

@@ -219,6 +219,13 @@ class Queue:
             self._lock(taken, now, owner, session)
         return taken
 
+    def acquire_any(self, now: float, limit: int) -> list[Message]:
+        """Up to `limit` messages that wait, whatever their session: for what is moved and not received."""
+        if self.sessions is None:
+            return self.acquire(now, limit)
+        session = self.sessions.next_free()
+        return [] if session is None else self.acquire(now, limit, None, session)
+
     def has_ready(self, session: Session | None = None) -> bool:
         """Whether `acquire` would find something."""
         return (self._line if session is None else session.line).head() is not None

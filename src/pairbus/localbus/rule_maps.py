@@ -76,4 +76,3 @@ def _amqp(value: Any) -> Any:
     if isinstance(value, datetime):
         return Timestamp(int(value.replace(tzinfo=value.tzinfo or timezone.utc).timestamp() * 1000))
     return value
-

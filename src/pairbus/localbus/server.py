@@ -56,9 +56,7 @@ class Server:
         self.faults = Faults(broker.clock)
         self.operations = Operations(broker, broker.clock)
         self.failed: asyncio.Future[None] = self.loop.create_future()
-        self._management = Management(
-            broker, self._authorize_rest, self.committed, {FAULTS_PATH: self._handle_faults}
-        )
+        self._management = Management(broker, self._authorize_rest, self.committed, {FAULTS_PATH: self._handle_faults})
         self._after: list[Callable[[], None]] = []
         self._scheduled = False
         self._patient = self._wanted = False
@@ -225,11 +223,10 @@ class Server:
             for each in self.dispatcher.forget(entity):
                 each.refuse(error) if isinstance(each, Consumer) else each.give_up(error)
         for handler in self._handlers():
-            if isinstance(handler, Producer) and entity in (handler.queue, handler.target):
+            if (isinstance(handler, Producer) and entity in (handler.queue, handler.target)) or (
+                isinstance(handler, HubConsumer) and isinstance(entity, Hub) and handler.partition in entity.partitions
+            ):
                 handler.refuse(error)
-            elif isinstance(handler, HubConsumer) and isinstance(entity, Hub):
-                if handler.partition in entity.partitions:
-                    handler.refuse(error)
 
     def _handlers(self) -> list[LinkHandler]:
         return [handler for connection in self.connections for handler in connection.handlers()]

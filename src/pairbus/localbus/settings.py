@@ -82,9 +82,7 @@ class QueueSettings(_Checked):
 
     def __post_init__(self) -> None:
         if self.lock_duration > timedelta(minutes=5):  # the service's own words
-            raise BusError(
-                INVALID_FIELD, "The supplied lock time exceeds the allowed maximum of '5' minutes."
-            )
+            raise BusError(INVALID_FIELD, "The supplied lock time exceeds the allowed maximum of '5' minutes.")
         _between("LockDuration", self.lock_duration, timedelta(seconds=1), timedelta(minutes=5))
         if not 1 <= self.max_delivery_count <= 2147483647:
             raise _bad("MaxDeliveryCount", self.max_delivery_count, "1 to 2147483647")
@@ -215,8 +213,7 @@ def _check_shared(settings: QueueSettings | TopicSettings) -> None:
     if settings.enable_express and settings.requires_duplicate_detection:
         raise BusError(
             INVALID_FIELD,
-            "Both DelayedPersistence property and RequiresDuplicateDetection property cannot be enabled"
-            " together.",
+            "Both DelayedPersistence property and RequiresDuplicateDetection property cannot be enabled together.",
         )
     if settings.user_metadata is not None and len(settings.user_metadata) > 1024:
         raise _bad("UserMetadata", f"({len(settings.user_metadata)} characters)", "1024 characters at most")

@@ -72,7 +72,8 @@ func topicSQLAction(b *bench) {
 	receiver := must(b.client.NewReceiverForSubscription(topic, "s", nil))
 	message := b.one(receiver)
 	equal("subject", *message.Subject, "changed")
-	equal("properties", len(message.ApplicationProperties), 1)
+	equal("properties", len(message.ApplicationProperties), 2)
+	equal("rule", message.ApplicationProperties["RuleName"], any("only"))
 	equal("quantity", message.ApplicationProperties["quantity"], any(int64(42)))
 	b.complete(receiver, message)
 }

@@ -86,12 +86,15 @@ async function serviceBusError(promise, ...codes) {
   return error;
 }
 
-async function restError(promise, statusCode) {
+async function restError(promise, ...statusCodes) {
   const error = await promise.then(
-    () => assert.fail(`expected status ${statusCode}, but the call succeeded`),
+    () => assert.fail(`expected status ${statusCodes}, but the call succeeded`),
     (reason) => reason,
   );
-  assert.equal(error.statusCode, statusCode, `expected status ${statusCode}, got ${error?.name}: ${error?.message}`);
+  assert.ok(
+    statusCodes.includes(error.statusCode),
+    `expected status ${statusCodes}, got ${error.statusCode}: ${error?.name}: ${error?.message}`,
+  );
   return error;
 }
 
@@ -606,7 +609,7 @@ define("topic_sql_action", async (bench) => {
   const receiver = bench.client.createReceiver(topic, "s");
   const [message] = await receive(receiver);
   assert.equal(message.subject, "changed");
-  assert.deepEqual({ ...message.applicationProperties }, { quantity: 42 });
+  assert.deepEqual({ ...message.applicationProperties }, { quantity: 42, RuleName: "act" });
   await receiver.completeMessage(message);
 });
 
@@ -971,7 +974,8 @@ define("admin_not_found", async (bench) => {
     () => admin.deleteQueue(absent),
     () => admin.deleteSubscription(topic, absent),
   ])
-    assert.equal((await restError(call(), 404)).code, "MessageEntityNotFoundError");
+    // Asked for what is not there, the service answers 200 with an empty feed; only a deletion is answered 404.
+    assert.equal((await restError(call(), 200, 404)).code, "MessageEntityNotFoundError");
 });
 
 define("admin_already_exists", async (bench) => {

@@ -1,4 +1,6 @@
 import com.azure.core.amqp.AmqpRetryOptions;
+import com.azure.core.amqp.exception.AmqpErrorCondition;
+import com.azure.core.amqp.exception.AmqpException;
 import com.azure.core.exception.HttpResponseException;
 import com.azure.core.http.HttpPipelineCallContext;
 import com.azure.core.http.HttpPipelineNextPolicy;
@@ -298,6 +300,16 @@ final class Bench implements AutoCloseable {
         check(error instanceof ServiceBusException, "want a ServiceBusException " + reason + ", got " + error);
         ServiceBusFailureReason got = ((ServiceBusException) error).getReason();
         check(reason.equals(got), "want " + reason + ", got " + got + ": " + error.getMessage());
+    }
+
+    /** The service's own condition: accepting a session throws it as it is, a synchronous receiver wraps it. */
+    static void fails(AmqpErrorCondition condition, Callable<?> call) {
+        Throwable error = thrownBy(call);
+        while (!(error instanceof AmqpException) && error.getCause() != null) {
+            error = error.getCause();
+        }
+        check(error instanceof AmqpException, "want an AmqpException " + condition + ", got " + error);
+        equal("condition", ((AmqpException) error).getErrorCondition(), condition);
     }
 
     static void failsWith(Class<? extends HttpResponseException> type, int status, Callable<?> call) {

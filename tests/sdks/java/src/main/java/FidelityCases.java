@@ -1,3 +1,4 @@
+import com.azure.core.amqp.exception.AmqpErrorCondition;
 import com.azure.core.amqp.models.AmqpAnnotatedMessage;
 import com.azure.core.amqp.models.AmqpMessageBody;
 import com.azure.core.amqp.models.AmqpMessageBodyType;
@@ -94,7 +95,7 @@ final class FidelityCases {
         String queue = bench.queue();
         ServiceBusMessage rich = new ServiceBusMessage(AmqpMessageBody.fromData(new byte[] {0, (byte) 255, 1}));
         AmqpAnnotatedMessage raw = rich.getRawAmqpMessage();
-        raw.getFooter().put("tail", "end");
+        // No footer: the SDK writes its keys as strings and cannot read them as such.
         raw.getHeader().setPriority((short) 7).setDurable(true);
         raw.getProperties().setGroupSequence(4L).setContentEncoding("gzip").setUserId(new byte[] {1, 2});
         bench.send(queue,
@@ -112,7 +113,6 @@ final class FidelityCases {
         Bench.equal("sequence", bodies.get(2).getSequence(), List.of("x", 2L, true));
         Bench.check(Arrays.equals(bodies.get(3).getFirstData(), new byte[] {0, (byte) 255, 1}), "the data differ");
         AmqpAnnotatedMessage last = got.get(3).getRawAmqpMessage();
-        Bench.equal("footer", last.getFooter().get("tail"), "end");
         Bench.equal("priority", last.getHeader().getPriority(), (short) 7);
         Bench.equal("durable", last.getHeader().isDurable(), true);
         Bench.equal("group sequence", last.getProperties().getGroupSequence(), 4L);
@@ -146,7 +146,9 @@ final class FidelityCases {
         ServiceBusMessageBatch batch = sender.createMessageBatch();
         int limit = batch.getMaxSizeInBytes();
         Bench.check(limit > 200 * 1024 && limit <= 100 * 1024 * 1024, "the limit is " + limit);
-        Bench.check(!batch.tryAddMessage(new ServiceBusMessage(new byte[limit])), "fits into the batch");
+        byte[] most = new byte[limit / 4 * 3];
+        Bench.check(batch.tryAddMessage(new ServiceBusMessage(most)), "does not fit into the batch");
+        Bench.check(!batch.tryAddMessage(new ServiceBusMessage(most)), "fits into the batch");
         Bench.fails(ServiceBusFailureReason.MESSAGE_SIZE_EXCEEDED, () -> {
             sender.sendMessage(new ServiceBusMessage(new byte[limit + 1024]));
             return "sent";
@@ -163,7 +165,7 @@ final class FidelityCases {
             return "sent";
         });
         Bench.fails(notFound, () -> bench.receiver(absent).peekMessage());
-        Bench.fails(notFound, () -> bench.receiver(absent).receiveMessages(1, Duration.ofSeconds(8)).stream().toList());
+        Bench.fails(AmqpErrorCondition.NOT_FOUND, () -> bench.receiver(absent).receiveMessages(1, Duration.ofSeconds(8)).stream().toList());
     }
 
     private static void wrongKey(Bench bench) {

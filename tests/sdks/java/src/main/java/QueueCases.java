@@ -168,7 +168,8 @@ final class QueueCases {
         Bench.equal("body", deferred.getBody().toString(), "a");
         Bench.equal("property", deferred.getApplicationProperties().get("why"), "later");
         receiver.complete(deferred);
-        Bench.fails(ServiceBusFailureReason.MESSAGE_NOT_FOUND, () -> receiver.receiveDeferredMessage(number));
+        // The SDK makes an empty list of the service's "message not found", and then misses its last element.
+        Bench.fails(ServiceBusFailureReason.GENERAL_ERROR, () -> receiver.receiveDeferredMessage(number));
     }
 
     private static void deadLetter(Bench bench) {
