@@ -24,9 +24,10 @@ from pairbus.domain.values import (
     encode,
     encode_map,
 )
+from pairbus.localbus.locks import swap_guid
 from pairbus.localbus.message import Draft, Message, read_batch, read_message
 from pairbus.localbus.payload import Parts, View
-from pairbus.localbus.queues import Queue, swap_guid
+from pairbus.localbus.queues import Queue
 from pairbus.localbus.settings import QueueSettings, RuleSettings, SqlExpression
 from pairbus.localbus.topics import Rule, Subscription, apply_edits
 from tests.domain.amqp_messages import CORPUS, messages

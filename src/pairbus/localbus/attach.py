@@ -10,16 +10,19 @@ from . import conditions, engine
 from .addresses import Address, parse_address
 from .auth import LISTEN, SEND
 from .conditions import BusError
+from .consumers import Consumer, HubConsumer
 from .engine import lib
 from .hubs import Hub, Partition
-from .links import DOTNET_EPOCH_MS, Consumer, HubConsumer, LinkHandler, Producer
+from .links import LinkHandler
 from .nodes import CbsRequests, ManagementRequests, NamespaceRequests, Replies, Requests
+from .producers import Producer
 from .queues import Queue
 from .sessions import Session
 
 if TYPE_CHECKING:
     from .connection import AmqpConnection
 
+DOTNET_EPOCH_MS = 62_135_596_800_000
 SESSION_FILTER = "com.microsoft:session-filter"
 _DEFAULT_WAIT = 60.0
 #: However large one message may be, the service takes no batch that is larger.

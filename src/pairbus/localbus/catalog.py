@@ -8,8 +8,9 @@ from typing import Any
 from . import conditions
 from .addresses import Address
 from .conditions import BusError, not_found
+from .effects import Effects
 from .hubs import Hub
-from .queues import DEAD_LETTER_SUFFIX, Effects, Queue
+from .queues import DEAD_LETTER_SUFFIX, Queue
 from .settings import DEFAULT_RULE, HubSettings, QueueSettings, RuleSettings, TopicSettings
 from .settings_json import dump_settings, dump_subscription, load_settings, load_subscription
 from .store import EntityRow, Store

@@ -13,7 +13,7 @@ from .conditions import BusError
 from .queues import Queue
 
 if TYPE_CHECKING:
-    from .links import Consumer
+    from .consumers import Consumer
 
 
 class Waiting(Protocol):

@@ -12,8 +12,9 @@ from .auth import LISTEN, MANAGE, SEND
 from .broker import Broker
 from .conditions import BusError
 from .hubs import Hub
+from .locks import swap_guid
 from .message import Message, read_message
-from .queues import Queue, swap_guid
+from .queues import Queue
 from .requests import Reply, Request
 from .rule_maps import read_rule, write_rule
 from .topics import Subscription, Topic

@@ -20,14 +20,16 @@ from .auth import MANAGE, Authorizer
 from .broker import Broker
 from .conditions import BusError
 from .connection import AmqpConnection
+from .consumers import Consumer, HubConsumer
 from .dispatch import Dispatcher
 from .fairness import PATIENCE_SECONDS, Talkers
 from .faults import FaultError, Faults, covers, is_drop_now
 from .http import HttpProtocol, Request, Response
 from .hubs import Hub, Partition
-from .links import Consumer, HubConsumer, LinkHandler, Producer
+from .links import LinkHandler
 from .management import Management
 from .operations import Operations
+from .producers import Producer
 from .queues import Queue
 from .topics import Topic
 

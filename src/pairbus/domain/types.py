@@ -1,0 +1,107 @@
+"""The AMQP 1.0 types that Python has no type of its own for: small subclasses, so that a type survives a value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Symbol(str):
+    """An AMQP symbol: ASCII, from a fixed vocabulary."""
+
+    __slots__ = ()
+
+
+class Char(str):
+    """One UTF-32 character."""
+
+    __slots__ = ()
+
+
+class UByte(int):
+    """8 bits, unsigned."""
+
+    __slots__ = ()
+
+
+class UShort(int):
+    """16 bits, unsigned."""
+
+    __slots__ = ()
+
+
+class UInt(int):
+    """32 bits, unsigned."""
+
+    __slots__ = ()
+
+
+class ULong(int):
+    """64 bits, unsigned."""
+
+    __slots__ = ()
+
+
+class Byte(int):
+    """8 bits, signed."""
+
+    __slots__ = ()
+
+
+class Short(int):
+    """16 bits, signed."""
+
+    __slots__ = ()
+
+
+class Long(int):
+    """64 bits, signed."""
+
+    __slots__ = ()
+
+
+class Timestamp(int):
+    """Milliseconds since 1970, UTC."""
+
+    __slots__ = ()
+
+
+class Float(float):
+    """32 bits, binary floating point."""
+
+    __slots__ = ()
+
+
+class Decimal(bytes):
+    """An IEEE 754 decimal of 4, 8 or 16 bytes: carried, never computed with."""
+
+    __slots__ = ()
+
+
+class Described:
+    """A value with a descriptor, such as `com.microsoft:timespan`."""
+
+    __slots__ = ("descriptor", "value")
+
+    def __init__(self, descriptor: Any, value: Any) -> None:
+        self.descriptor = descriptor
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Described) and self.descriptor == other.descriptor and self.value == other.value
+
+    def __hash__(self) -> int:
+        return hash((self.descriptor, self.value))
+
+    def __repr__(self) -> str:
+        return f"Described({self.descriptor!r}, {self.value!r})"
+
+
+class Array(list[Any]):
+    """Values of one type, whose constructor (format code, descriptor) is written once."""
+
+    __slots__ = ("code", "descriptor")
+
+    def __init__(self, code: int, items: Any = (), descriptor: Any = None) -> None:
+        super().__init__(items)
+        self.code = code
+        self.descriptor = descriptor
