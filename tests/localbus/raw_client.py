@@ -125,13 +125,21 @@ class RawClient:
         return link
 
     def receiver(
-        self, address: str, credit: int = 0, *, filters: dict[Any, Any] | None = None, delete: bool = False
+        self,
+        address: str,
+        credit: int = 0,
+        *,
+        filters: dict[Any, Any] | None = None,
+        delete: bool = False,
+        properties: dict[Any, Any] | None = None,
     ) -> Receiver:
         link = self._session.receiver(f"r-{uuid.uuid4()}")
         link.source.address = address
         link.target.address = "here"
         if filters is not None:
             link.source.filter.put_dict(filters)
+        if properties is not None:
+            link.properties = properties
         link.snd_settle_mode = Link.SND_SETTLED if delete else Link.SND_UNSETTLED
         link.rcv_settle_mode = Link.RCV_FIRST if delete else Link.RCV_SECOND
         self._open(link)

@@ -611,6 +611,18 @@ def test_rules_through_their_life(admin: Any) -> None:
     assert [rule.name for rule in admin.list_rules("t", "s")] == ["all", "correlation", "none", "sql"]
 
 
+def test_an_update_of_a_rule_without_a_name_is_refused(admin: Any) -> None:
+    """400, and the default rule stays as it was: nobody named it."""
+    admin.create_topic("t")
+    admin.create_subscription("t", "s")
+    rule = admin.create_rule("t", "s", "r", filter=SqlRuleFilter("a = 1"))
+    rule.name = ""
+    with pytest.raises(HttpResponseError) as caught:
+        admin.update_rule("t", "s", rule)
+    assert caught.value.status_code == 400
+    assert admin.get_rule("t", "s", "$Default").filter.sql_expression == "1=1"
+
+
 def test_a_filter_that_does_not_parse_is_refused(admin: Any) -> None:
     """400, and no rule."""
     admin.create_topic("t")

@@ -110,7 +110,7 @@ def test_sections_in_another_order_are_put_into_amqps_and_none_is_lost() -> None
 def test_header_and_annotations_are_the_brokers(count: int) -> None:
     """Delivery count even when 0, sequence number, times, state and source, each in the service's type."""
     raw = b"\x00\x53\x70" + encode([True, None, UInt(5000), None, UInt(9)]) + amqp.message()
-    out = delivered(read_message(raw), delivery_count=count, source="q", state=1)
+    out = delivered(read_message(raw), delivery_count=count, source="q", state=1, enqueue_sequence=7)
     found = {s.code: decode(out, s.value)[0] for s in sections.split(out)}
     assert found[0x70] == [True, None, 5000, None, count]
     assert type(found[0x70][4]) is UInt
@@ -118,12 +118,40 @@ def test_header_and_annotations_are_the_brokers(count: int) -> None:
     assert {str(key): (type(value), value) for key, value in notes.items()} == {
         "x-opt-sequence-number": (Long, 42),
         "x-opt-enqueued-time": (Timestamp, 1_000_500),
-        "x-opt-enqueue-sequence-number": (Long, 42),
+        "x-opt-enqueue-sequence-number": (Long, 7),
         "x-opt-message-state": (int, 1),
         "x-opt-locked-until": (Timestamp, 2_000_250),
         "x-opt-deadletter-source": (str, "q"),
     }
     assert all(type(key) is Symbol for key in notes)
+
+
+def test_a_plain_message_has_no_more_annotations_than_the_service_gives_it() -> None:
+    """No state while it is active, no earlier number unless it was elsewhere; without a lock an empty section."""
+    draft = read_message(amqp.message())
+    message = Message(1, 42, 1000.5, draft)
+    out = message.delivered(draft.payload)
+    found = {s.code: decode(out, s.value)[0] for s in sections.split(out)}
+    assert found[0x71] == {}
+    assert {str(key) for key in found[0x72]} == {"x-opt-sequence-number", "x-opt-enqueued-time"}
+    message.hops = 1
+    out = message.delivered(draft.payload)
+    assert {s.code: decode(out, s.value)[0] for s in sections.split(out)}[0x72]["x-opt-enqueue-sequence-number"] == 42
+
+
+@pytest.mark.parametrize("token", [None, b"\x01" * 16])
+def test_a_senders_delivery_annotations_are_passed_on(token: bytes | None) -> None:
+    """Beside the lock's token, if there is one; the token of an earlier delivery is forgotten."""
+    told = {Symbol("mine"): "a", Symbol("x-opt-lock-token"): UUID(bytes=b"\x02" * 16), Symbol("late"): Long(7)}
+    raw = b"\x00\x53\x71" + encode(told) + amqp.message()
+    draft = read_message(raw)
+    draft.payload = Parts.of(draft.payload).with_annotations({"more": encode(1)}).pack()
+    out = Message(1, 42, 1000.5, draft).delivered(draft.payload, token, 2000.25 if token else 0.0)
+    found = {s.code: decode(out, s.value)[0] for s in sections.split(out)}
+    lock = {} if token is None else {"x-opt-lock-token": UUID(bytes=token)}
+    assert found[0x71] == {"mine": "a", "late": 7, **lock}
+    assert bare(out)[-1] == bare(raw)[-1]
+    assert bare(Parts.of(draft.payload).sent()) == bare(out)
 
 
 def test_a_senders_annotations_stay_but_for_those_that_are_the_brokers() -> None:

@@ -13,11 +13,25 @@ from azure.eventhub import EventData, EventHubConsumerClient, EventHubProducerCl
 from azure.eventhub.aio import EventHubConsumerClient as AsyncConsumerClient
 from azure.eventhub.aio import EventHubProducerClient as AsyncProducerClient
 from azure.eventhub.exceptions import EventDataSendError, EventHubError
+from proton import symbol, ulong
 
+from tests.localbus.raw_client import RawClient, RawError
 from tests.localbus.scenarios import BOTH, scenario
 from tests.localbus.sdk_clients import Face, Place
 
-_HUBS = ("batches", "turns", "keys", "partitions", "properties", "empty", "positions", "live", "limits", "kept")
+_HUBS = (
+    "batches",
+    "turns",
+    "keys",
+    "partitions",
+    "properties",
+    "empty",
+    "positions",
+    "live",
+    "limits",
+    "kept",
+    "owners",
+)
 ENTITIES = "\n".join(
     f'[[event_hubs]]\nname = "{name}-{kind}"\npartition_count = 4\n' for name in _HUBS for kind in BOTH
 )
@@ -241,3 +255,32 @@ async def test_a_consumer_gets_what_comes_while_it_waits(at: Place) -> None:
             sent += 1
             await asyncio.wait([waiting], timeout=0.2)
     assert texts(waiting.result())[0].startswith("new")
+
+
+@scenario()
+async def test_an_owner_reads_alone(at: Place) -> None:
+    """A higher owner level disconnects the readers of its group, and a lower one is refused while it is there."""
+    hub = f"owners-{at.kind}"
+
+    def path(group: str) -> str:
+        return f"{hub}/ConsumerGroups/{group}/Partitions/0"
+
+    def level(number: int) -> dict[Any, Any]:
+        return {symbol("com.microsoft:epoch"): ulong(number)}
+
+    def compete() -> None:
+        with RawClient(at.bus) as raw:
+            raw.put_token(hub)
+            elsewhere, anyone = raw.receiver(path("other")), raw.receiver(path("$Default"))
+            first = raw.receiver(path("$default"), properties=level(1))
+            second = raw.receiver(path("$Default"), properties=level(2))
+            for late in (None, level(1)):
+                with pytest.raises(RawError, match="amqp:link:stolen"):
+                    raw.receiver(path("$Default"), properties=late)
+            for lost in (anyone, first):
+                with pytest.raises(RawError, match="amqp:link:stolen"):
+                    raw.check(lost)
+            raw.check(elsewhere)
+            raw.check(second)
+
+    await asyncio.to_thread(compete)

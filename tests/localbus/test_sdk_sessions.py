@@ -123,6 +123,15 @@ async def test_an_empty_session_can_be_held(at: Place) -> None:
 
 
 @scenario()
+async def test_a_session_is_named_by_a_string(at: Place) -> None:
+    """A number as the session's name is refused, not read as the string that looks like it."""
+    queue = await at.queue(requires_session=True)
+    await at.send(queue, *of("1", "a"))
+    with pytest.raises(ServiceBusError, match="session filter"):
+        await opened(accept(at, queue, 1))
+
+
+@scenario()
 async def test_sessions_are_required_where_they_are(at: Place) -> None:
     """No message without a session id, and no receiver without a session, on a session queue; nor the reverse."""
     sessions, plain = await at.queue(requires_session=True), await at.queue()

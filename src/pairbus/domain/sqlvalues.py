@@ -35,6 +35,8 @@ UNKNOWN: Final = _Unknown.UNKNOWN
 VALUE_TYPES: Final = (bool, int, float, Decimal, str, bytes, UUID, datetime, timedelta)
 INT64_MAX: Final = 2**63 - 1
 MAX_PATTERN: Final = 1024
+#: The service allows a property 32 KB.
+MAX_TEXT: Final = 32 * 1024
 
 # AMQP's decimal128 has 34 digits. A context of its own: the caller's may trap or round otherwise.
 _DECIMALS: Final = Context(prec=34, traps=[DivisionByZero, InvalidOperation, Overflow])
@@ -161,7 +163,8 @@ def _calculated(symbol: str, left: Any, right: Any) -> object:
 
 def _added(left: object, right: object) -> object:
     if isinstance(left, str) and isinstance(right, str):
-        return left + right
+        # A few SETs of a property to itself twice over would otherwise fill the memory.
+        return left + right if len(left) + len(right) <= MAX_TEXT else UNKNOWN
     if isinstance(left, timedelta) and isinstance(right, datetime):
         left, right = right, left
     if isinstance(left, datetime | timedelta) and isinstance(right, timedelta):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://[^/]*/?", re.IGNORECASE)
+_LONGEST = 2000
 _SUFFIXES = (
     ("/$management", "management"),
     ("/$transfer/$deadletterqueue", "transfer"),
@@ -37,7 +38,12 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Any address form of the SDKs: a URL or a relative path, with or without suffixes, in any case."""
+    """Any address form of the SDKs: a URL or a relative path, with or without suffixes, in any case.
+
+    What is longer than any entity's path is left as it is: it names nothing, and must not cost time.
+    """
+    if len(text) > _LONGEST:
+        return Address(text)
     path = unquote(_SCHEME.sub("", text)).strip("/")
     management, sub_queue = False, None
     stripped = True

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 DOTNET_EPOCH_MS = 62_135_596_800_000
 SESSION_FILTER = "com.microsoft:session-filter"
+_OWNER_LEVEL = "com.microsoft:epoch"
 _DEFAULT_WAIT = 60.0
 #: However large one message may be, the service takes no batch that is larger.
 _MAX_BATCH = 1024 * 1024
@@ -56,7 +57,7 @@ def attach(connection: AmqpConnection, link: Any) -> LinkHandler | None:
         raise refused
     target = connection.server.broker.find(address)
     if address.management:
-        return _node(connection, link, incoming, path, target)
+        return _node(connection, link, incoming, path, address)
     if incoming:
         if address.sub_queue is not None or address.subscription is not None:
             raise BusError(conditions.NOT_ALLOWED, f"Messages cannot be sent to '{text}' itself.")
@@ -70,7 +71,7 @@ def attach(connection: AmqpConnection, link: Any) -> LinkHandler | None:
         producer.start()
         return producer
     if isinstance(target, Hub):
-        return _hub_consumer(connection, link, path, _partition(target, address))
+        return _hub_consumer(connection, link, path, _partition(target, address), address.consumer_group)
     if not isinstance(target, Queue):
         raise BusError(conditions.NOT_ALLOWED, f"'{address.path}' is a topic: receive from one of its subscriptions.")
     connection.server.broker.check_receive(target)
@@ -84,15 +85,15 @@ def _fault_path(address: Address) -> str:
     return path
 
 
-def _node(connection: AmqpConnection, link: Any, incoming: bool, path: str, target: Any) -> LinkHandler:
+def _node(connection: AmqpConnection, link: Any, incoming: bool, path: str, address: Address | None) -> LinkHandler:
     echo(link)
     if not incoming:
         replies = Replies(connection, link, path)
         lib.pn_link_open(link)
         return replies
     requests: Requests
-    if target is not None:
-        requests = ManagementRequests(connection, link, path, target)
+    if address is not None:
+        requests = ManagementRequests(connection, link, path, address)
     else:
         requests = (CbsRequests if path == "$cbs" else NamespaceRequests)(connection, link, path)
     requests.start()
@@ -128,6 +129,8 @@ def _consumer(connection: AmqpConnection, link: Any, path: str, queue: Queue) ->
     if isinstance(wanted, Described) and not isinstance(wanted.descriptor, (Symbol, ULong)):
         raise BusError(conditions.INVALID_FIELD, "The session filter's descriptor is neither a symbol nor a ulong.")
     name = wanted.value if isinstance(wanted, Described) else wanted
+    if name is not None and not isinstance(name, str):
+        raise BusError(conditions.INVALID_FIELD, "The session filter is neither a string nor null.")
     waiting = SessionWaiter(connection, link, path, queue, None if name is None else str(name))
     if waiting.offer(connection.server.now()):
         return None
@@ -219,7 +222,9 @@ def _partition(target: Any, address: Address) -> Partition:
     return target.partition(address.partition)
 
 
-def _hub_consumer(connection: AmqpConnection, link: Any, path: str, partition: Partition) -> HubConsumer:
+def _hub_consumer(
+    connection: AmqpConnection, link: Any, path: str, partition: Partition, group: str | None
+) -> HubConsumer:
     filters = engine.read(lib.pn_terminus_filter(lib.pn_link_remote_source(link)))
     position = 0
     for wanted in filters.values() if isinstance(filters, dict) else ():
@@ -227,10 +232,34 @@ def _hub_consumer(connection: AmqpConnection, link: Any, path: str, partition: P
         found = _SELECTOR.search(str(text))
         if found:
             position = _position(partition, found["name"], found["op"] == ">=", found["value"])
+    properties = engine.read(lib.pn_link_remote_properties(link))
+    wanted = properties.get(_OWNER_LEVEL) if isinstance(properties, dict) else None
+    owner_level = int(wanted) if isinstance(wanted, int) else None
+    readers = connection.server.hub_readers.get(partition, ())
+    _take_over([each for each in readers if each.group == (group or "").lower()], owner_level)
     echo(link)
-    consumer = HubConsumer(connection, link, path, partition, position)
+    consumer = HubConsumer(connection, link, path, partition, position, (group or "").lower(), owner_level)
     lib.pn_link_open(link)
     return consumer
+
+
+def _take_over(others: list[HubConsumer], owner_level: int | None) -> None:
+    """In a consumer group an owner of a partition reads alone: a lower one yields, or is refused when it comes."""
+    highest = max((each.owner_level for each in others if each.owner_level is not None), default=None)
+    if highest is not None and (owner_level is None or owner_level < highest):
+        raise BusError(
+            conditions.STOLEN,
+            f"A receiver with a higher epoch of '{highest}' already exists. Make sure you are creating receivers with "
+            "increasing epoch values, or that all old epoch receivers are closed or disconnected.",
+        )
+    for each in others if owner_level is not None else ():
+        each.refuse(
+            BusError(
+                conditions.STOLEN,
+                f"A new receiver with a higher epoch of '{owner_level}' is created hence the current receiver with "
+                f"epoch '{each.owner_level or 0}' is getting disconnected.",
+            )
+        )
 
 
 def _position(partition: Partition, name: str, inclusive: bool, value: str) -> int:

@@ -7,6 +7,7 @@ turn of its loop, `commit` before it answers, and hands out what `ready_queues` 
 from __future__ import annotations
 
 import heapq
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,16 +16,19 @@ from . import conditions
 from .catalog import Catalog
 from .conditions import BusError
 from .hubs import Event, Hub, Partition
-from .message import ACTIVE, Draft, Message
+from .message import ACTIVE, SCHEDULED, Draft, Message
 from .payload import Parts, View
 from .queues import Queue
 from .settings import FOREVER
 from .store import MemoryStore, SqliteStore, Store
 from .topics import Topic
 
+log = logging.getLogger(__name__)
+
 MAX_HOPS = 4
 _RETRY_FORWARD = 1.0
 _BATCH = 500
+_BATCHES_PER_TURN = 8
 
 SessionLost = Callable[[Queue, str, Any], None]
 
@@ -137,6 +141,8 @@ class Broker(Catalog):
     def send(self, target: Queue | Topic, drafts: Sequence[Draft], now: float) -> list[Message]:
         """Take a transfer's messages in, all or none; pings are accepted and forgotten."""
         queue = target.inbox if isinstance(target, Topic) else target
+        if self.by_id.get(queue.id) is not queue:
+            raise conditions.not_found(queue.path)  # deleted since its sender came
         self.check_send(target)
         target.accessed_at = now
         drafts = [draft for draft in drafts if not draft.ping]
@@ -196,8 +202,10 @@ class Broker(Catalog):
 
     def publish(self, partition: Partition, hub: Hub, drafts: Sequence[Draft], now: float) -> list[Event]:
         """Append events to one partition."""
+        if self.hub(hub.settings.name) is not hub:
+            raise conditions.not_found(hub.settings.name)  # deleted since its sender came
         hub.accessed_at = now
-        events = [partition.append(draft, now) for draft in drafts]
+        events = [partition.append(draft, now) for draft in drafts if not draft.ping]
         for event in events:
             self.store.put_event(hub.id, partition.id, event)
         return events
@@ -205,24 +213,36 @@ class Broker(Catalog):
     # --- moving on -------------------------------------------------------------------------------------
 
     def turn(self, now: float) -> list[Queue]:
-        """Carry out what is due, forward and fan out; the queues that then have something for receivers."""
+        """Carry out what is due, forward and fan out; the queues that then have something for receivers.
+
+        A turn moves so much and no more: a million messages that are forwarded at once keep nobody waiting.
+        """
+        due = []
         while self._agenda and self._agenda[0][0] <= now:
-            queue = heapq.heappop(self._agenda)[2]
+            due.append(heapq.heappop(self._agenda)[2])
+        for queue in due:
             if queue.id in self.by_id:
                 queue.advance(now)
         for queue in [queue for queue, when in self._stalled.items() if when <= now]:
             del self._stalled[queue]
             self._ready[queue] = None
         waiting: dict[Queue, None] = {}
+        unfinished: dict[Queue, None] = {}
+        batches = _BATCHES_PER_TURN
         while self._ready:
             queue = self._ready.popitem()[0]
             topic = self.topic_of_inbox.get(queue.id)
-            if topic is not None:
-                self._fan_out(topic, now)
-            elif queue.settings.forward_to is not None:
-                self._forward(queue, queue.settings.forward_to, now)
-            else:
+            if topic is None and queue.settings.forward_to is None:
                 waiting[queue] = None
+            elif batches <= 0:
+                unfinished[queue] = None
+            else:
+                batches -= 1
+                if self._fan_out(topic, now) if topic is not None else self._forward(queue, now):
+                    self._ready[queue] = None
+        if unfinished:
+            self._ready.update(unfinished)
+            self.on_work()
         return list(waiting)
 
     def next_due(self) -> float:
@@ -230,70 +250,96 @@ class Broker(Catalog):
         due = self._agenda[0][0] if self._agenda else float("inf")
         return min(due, *self._stalled.values()) if self._stalled else due
 
-    def _fan_out(self, topic: Topic, now: float) -> None:
-        inbox = topic.inbox
-        while messages := inbox.acquire(now, _BATCH):
-            for message, payload in zip(messages, self.payloads(messages), strict=True):
-                self._copy(topic, message, payload, now)
-                inbox.take_out(message)
+    def _fan_out(self, topic: Topic, now: float) -> bool:
+        """Copy a batch of a topic's messages to its subscriptions; whether there was one."""
+        messages = topic.inbox.acquire(now, _BATCH)
+        for message, payload in zip(messages, self.payloads(messages), strict=True):
+            self._copy(topic, message, payload, now)
+            topic.inbox.take_out(message)
+        return bool(messages)
 
     def _copy(self, topic: Topic, message: Message, payload: bytes, now: float) -> None:
         view: View | None = None
         for subscription in topic.subscriptions.values():
             if view is None and not subscription.takes_all:
                 view = View(payload, {"sequencenumber": message.sequence})
-            for copy in subscription.copies(payload, None if subscription.takes_all else view):
-                self._place(subscription.queue, message, copy, now)
+            try:
+                copies = subscription.copies(payload, None if subscription.takes_all else view)
+            except Exception as error:
+                # A rule must not end the server: its message is set aside, or dropped where the owner said so.
+                log.exception("a rule of '%s' failed", subscription.queue.path)
+                if subscription.settings.dead_lettering_on_filter_evaluation_exceptions:
+                    why = ("FilterEvaluationException", f"A rule could not be evaluated: {error}")
+                    self._place(subscription.queue, message, payload, now, bury=why)
+                continue
+            for copy in copies:
+                self._place(subscription.queue, message, copy, now, edited=copy is not payload)
 
-    def _place(self, queue: Queue, message: Message, payload: bytes, now: float) -> None:
-        """Put a copy of a message that was accepted elsewhere into a queue."""
+    def _place(
+        self,
+        queue: Queue,
+        message: Message,
+        payload: bytes,
+        now: float,
+        *,
+        edited: bool = False,
+        bury: tuple[str, str] | None = None,
+    ) -> None:
+        """Put a copy of a message that was accepted elsewhere into a queue, or at once into its dead letters."""
         draft = Draft(payload, message.size, None, message.session_id, message.time_to_live)
-        if payload is not message.payload:
+        if edited:
             draft = _reread(draft)
-        if message.expires_at != float("inf"):
+        if message.expires_at != float("inf") and draft.time_to_live == message.time_to_live:
             draft.time_to_live = message.expires_at - now
         checked = queue.settings.requires_duplicate_detection
         if checked and queue.is_duplicate(_reread(draft).message_id, now):
             return
-        lacks_session = queue.settings.requires_session and draft.session_id is None
+        if queue.settings.requires_session and draft.session_id is None:
+            bury = _NO_SESSION
         copy = Message(self.new_id(), queue.next_sequence, now, draft)
         queue.next_sequence += 1
         copy.enqueue_sequence = message.enqueue_sequence
         copy.hops = message.hops + 1
         copy.source = message.source
-        copy.expires_at = queue.expiry(copy, now)
+        if edited and draft.scheduled_at is not None and draft.scheduled_at > now:
+            copy.state = SCHEDULED
+        else:
+            copy.expires_at = queue.expiry(copy, now)
         queue.insert(copy)
         self.stored(queue, copy)
-        if lacks_session:
-            queue.bury(copy, now, *_NO_SESSION)
+        if bury is not None:
+            queue.bury(copy, now, *bury)
 
-    def _forward(self, queue: Queue, path: str, now: float) -> None:
+    def _forward(self, queue: Queue, now: float) -> bool:
+        """Move a batch of a queue's messages to where it forwards; whether there was one."""
+        path = queue.settings.forward_to or ""
         target = self.queue(path) or self.topic(path)
-        while messages := queue.acquire_any(now, _BATCH):
-            for index, (message, payload) in enumerate(zip(messages, self.payloads(messages), strict=True)):
-                problem = self._obstacle(queue, message, target, path)
-                if problem is None:
-                    assert target is not None
-                    self._place(target.inbox if isinstance(target, Topic) else target, message, payload, now)
-                    queue.take_out(message)
-                elif queue.transfer_dead_letters is not None:
-                    # As the service does it: what cannot be forwarded is set aside, for a person to see.
-                    queue.move_to(queue.transfer_dead_letters, message, *problem)
-                else:
-                    # A dead letter has nowhere else to be: it stays, and is tried again.
-                    for held in messages[index:]:
-                        queue.put_back_unsent(held)
-                    self._ready.pop(queue, None)
-                    self._stalled[queue] = now + _RETRY_FORWARD
-                    return
+        messages = queue.acquire_any(now, _BATCH)
+        kept = []
+        for message, payload in zip(messages, self.payloads(messages), strict=True):
+            problem = self._obstacle(message, target, path)
+            if problem is None:
+                assert target is not None
+                self._place(target.inbox if isinstance(target, Topic) else target, message, payload, now)
+                queue.take_out(message)
+            elif queue.transfer_dead_letters is not None:
+                # As the service does it: what cannot be forwarded is set aside, for a person to see.
+                queue.move_to(queue.transfer_dead_letters, message, *problem)
+            else:
+                kept.append(message)
+        for message in kept:
+            # A dead letter has nowhere else to be: it stays, and is tried again.
+            queue.put_back_unsent(message)
+        if kept:
+            self._ready.pop(queue, None)
+            self._stalled[queue] = now + _RETRY_FORWARD
+        return bool(messages) and not kept
 
-    def _obstacle(
-        self, queue: Queue, message: Message, target: Queue | Topic | None, path: str
-    ) -> tuple[str, str] | None:
+    def _obstacle(self, message: Message, target: Queue | Topic | None, path: str) -> tuple[str, str] | None:
         """Why a message cannot be forwarded: a reason and a description."""
         if target is None:
             return "MessagingEntityNotFoundException", f"The forwarding destination '{path}' does not exist."
-        if message.hops >= MAX_HOPS and queue.transfer_dead_letters is not None:
+        if message.hops >= MAX_HOPS:
             return "MaxTransferHopCountExceeded", f"The message has been forwarded {MAX_HOPS} times already."
         inbox = target.inbox if isinstance(target, Topic) else target
         try:
@@ -320,6 +366,8 @@ class Broker(Catalog):
     def detach(self, queue: Queue) -> None:
         parent = self._parent(queue)
         self._users[parent.id] = self._users.get(parent.id, 1) - 1
+        if self._users[parent.id] <= 0:
+            del self._users[parent.id]
         parent.accessed_at = self.clock()
 
     def delete_idle(self, now: float) -> None:

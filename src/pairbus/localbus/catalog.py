@@ -138,7 +138,8 @@ class Catalog:
         topic.settings = settings.changed(name=topic.settings.name)
         topic.inbox.reconfigure(inbox_settings(topic.settings))
         topic.updated_at = self._clock()
-        self._keep("topic", topic.inbox.id, settings.name, settings, topic.created_at, topic.updated_at)
+        kept = topic.settings
+        self._keep("topic", topic.inbox.id, kept.name, kept, topic.created_at, topic.updated_at)
         return topic
 
     def delete_topic(self, path: str) -> None:
@@ -284,6 +285,8 @@ class Catalog:
             forward = settings.forward_dead_lettered_messages_to
             queue.dead_letters.reconfigure(_sub_queue_settings(settings, forward))
             self._effects.ready(queue.dead_letters)
+        if queue.transfer_dead_letters is not None:
+            queue.transfer_dead_letters.reconfigure(_sub_queue_settings(settings, None))
         queue.updated_at = self._clock()
         self._effects.ready(queue)
 

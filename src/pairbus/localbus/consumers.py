@@ -87,7 +87,7 @@ class Consumer(Outgoing):
             )
             if messages:
                 payloads = server.broker.payloads(messages)
-                pairs = list(zip(messages, payloads, strict=True))
+                pairs = [(m, payload, m.lock) for m, payload in zip(messages, payloads, strict=True)]
                 if latency:
                     self._on_their_way += len(pairs)
                     server.later(self, latency, lambda: self._arrive(pairs))
@@ -110,9 +110,10 @@ class Consumer(Outgoing):
         if not (self.connection.alive and self.open):
             return
         link, unsettled = self.link, self._unsettled
-        for message, payload in pairs:
-            lock = message.lock
-            if self.delete or lock is None:
+        for message, payload, lock in pairs:
+            if not self.delete and message.lock is not lock:
+                continue  # its lock ended on the way: it is somebody else's by now
+            if lock is None:
                 engine.send(link, message.sequence.to_bytes(16, "little"), message.delivered(payload), settled=True)
             else:
                 tag = lock.tag
@@ -209,10 +210,21 @@ class HubConsumer(Outgoing):
 
     right = LISTEN
 
-    def __init__(self, connection: AmqpConnection, link: Any, path: str, partition: Any, position: int) -> None:
+    def __init__(
+        self,
+        connection: AmqpConnection,
+        link: Any,
+        path: str,
+        partition: Any,
+        position: int,
+        group: str,
+        owner_level: int | None,
+    ) -> None:
         super().__init__(connection, link, path)
         self.partition = partition
         self.position = position
+        self.group = group
+        self.owner_level = owner_level
         connection.server.hub_readers.setdefault(partition, set()).add(self)
 
     def on_closed(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+import logging
+import sqlite3
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ from .queues import Queue
 
 if TYPE_CHECKING:
     from .consumers import Consumer
+
+log = logging.getLogger(__name__)
 
 
 class Waiting(Protocol):
@@ -93,16 +97,26 @@ class Dispatcher:
                 consumer = found.consumers[0]
                 found.consumers.rotate(-1)
                 woken.pop(consumer, None)
-                if consumer.pull(now):
+                if self._serve(consumer, now):
                     self._woken[consumer] = None
                     more = True
                 if consumer.session is None and not queue.has_ready():
                     break  # nothing is left: the next round begins with the next receiver
         for consumer in woken:
-            if consumer.open and consumer.pull(now):
+            if consumer.open and self._serve(consumer, now):
                 self._woken[consumer] = None
                 more = True
         return more
+
+    def _serve(self, consumer: Consumer, now: float) -> bool:
+        try:
+            return consumer.pull(now)
+        except sqlite3.Error:
+            raise  # what the store does not give back concerns everybody
+        except Exception:
+            log.exception("a receiver could not be served; its connection is dropped")
+            consumer.connection.drop()
+            return False
 
     def expire(self, now: float) -> None:
         """Tell those who have waited long enough that there was no session for them."""

@@ -120,8 +120,9 @@ class Holding:
                 break
             del self._history[oldest]
         key = str(message_id)
-        if key in self._history:
+        if self._history.get(key, -NEVER) + window > now:
             return True
+        self._history.pop(key, None)  # where the clock was set back, one that is too old need not be first
         self.remember(key, now)
         self._effects.seen(self, key, now)
         return False
@@ -345,7 +346,7 @@ class Holding:
         self._own_size -= message.size
         if message.state == SCHEDULED:
             self._scheduled -= 1
-        message.state = GONE
+        message.state |= GONE
         if self.sessions is not None:
             session = self.sessions.open(message.session_id or "")
             session.count -= 1

@@ -37,8 +37,8 @@ class Request:
     method: str
     path: str
     query: dict[str, str]
-    headers: dict[str, str]
-    body: bytes
+    headers: dict[str, str] = field(repr=False)  # Authorization is among them
+    body: bytes = field(repr=False)
     target: str
 
 

@@ -231,6 +231,8 @@ class Management:
 
     def _put_rule(self, description: Element, place: Place, update: bool) -> atom.Entry:
         """A rule put at the list itself is named by its description: Go's client sends the default so."""
+        if update and not place.rule:
+            raise bad("The name of the rule to update is missing.")
         settings = read_rule(description, place.rule)
         topic = _found(self._broker.topic(place.entity), place.entity)
         subscription = self._subscription(place)

@@ -13,7 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from ..domain import sections
-from ..domain.values import AmqpDecodeError, Timestamp, decode, encode
+from ..domain.values import AmqpDecodeError, Symbol, Timestamp, decode, encode
 from .payload import NO_HEADER, PREFIX
 
 BATCH_FORMAT = 0x80013700
@@ -34,12 +34,14 @@ _BROKER_ANNOTATIONS = frozenset(
         "x-opt-lock-token",
     )
 )
+_LOCK_TOKEN = "x-opt-lock-token"
 _I64 = struct.Struct(">q")
 _U32 = struct.Struct(">I")
 _U32X2 = struct.Struct(">II")
 
 # Map entries that never change but for their value, encoded up to the value's constructor.
 _TOKEN_SECTION = b"\x00\x53\x71\xc1\x24\x02\xa3\x10x-opt-lock-token\x98"
+_NO_TOKEN = b"\x00\x53\x71\xc1\x01\x00"
 _SEQUENCE = b"\xa3\x15x-opt-sequence-number\x81"
 _ENQUEUED = b"\xa3\x13x-opt-enqueued-time\x83"
 _LOCKED = b"\xa3\x12x-opt-locked-until\x83"
@@ -102,7 +104,7 @@ class Message:
 
     def delivered(self, payload: bytes, token: bytes | None = None, locked_until: float = 0.0) -> bytes:
         """The encoded message for a receiver: header and annotations by the broker, the rest as sent."""
-        header, noted, items = PREFIX.unpack_from(payload)
+        header, noted, items, told = PREFIX.unpack_from(payload)
         at = PREFIX.size + header
         count = self.delivery_count
         if count == 0:
@@ -117,12 +119,15 @@ class Message:
             _I64.pack(self.sequence),
             _ENQUEUED,
             _I64.pack(int(self.enqueued_at * 1000)),
-            _ENQUEUE_SEQUENCE,
-            _I64.pack(self.enqueue_sequence),
-            _STATE,
-            bytes((self.state,)),
         ]
-        items += 8
+        items += 4
+        # Like the service: an earlier number only where there was an earlier place, a state only if it is special.
+        if self.hops or self.enqueue_sequence != self.sequence:
+            notes += (_ENQUEUE_SEQUENCE, _I64.pack(self.enqueue_sequence))
+            items += 2
+        if state := self.state & 3:  # also of one that is removed as it is delivered
+            notes += (_STATE, bytes((state,)))
+            items += 2
         if locked_until:
             notes += (_LOCKED, _I64.pack(int(locked_until * 1000)))
             items += 2
@@ -130,18 +135,30 @@ class Message:
             notes += (_SOURCE, encode(self.source))
             items += 2
         raw = b"".join(notes)
+        bare = at + noted + told
+        if told:
+            section = _instructions(payload[at + noted : bare], token)
+        else:
+            section = _NO_TOKEN if token is None else _TOKEN_SECTION + token
         return b"".join(
             (
                 b"\x00\x53\x70\xc0",
                 bytes((len(fixed) + 1, 5)),
                 fixed,
-                b"" if token is None else _TOKEN_SECTION + token,
+                section,
                 b"\x00\x53\x72\xd1",
                 _U32X2.pack(len(raw) + 4, items),
                 raw,
-                payload[at + noted :],
+                payload[bare:],
             )
         )
+
+
+def _instructions(sent: bytes, token: bytes | None) -> bytes:
+    """The delivery annotations section of a message that came with some: they are passed on, as the service does."""
+    lock = None if token is None else b"\x98" + token
+    listed = sections.with_entries(sent, 0, {_LOCK_TOKEN: lock}, Symbol)
+    return sections.section(sections.DELIVERY_ANNOTATIONS, listed)
 
 
 _code = attrgetter("code")
@@ -149,7 +166,7 @@ _code = attrgetter("code")
 
 def read_message(raw: bytes) -> Draft:
     """Take an encoded message apart: the facts the broker acts on, and a payload that it need not read."""
-    header, annotations, items = NO_HEADER, b"", 0
+    header, annotations, items, instructions = NO_HEADER, b"", 0, b""
     draft = Draft(b"", len(raw))
     properties: sections.Section | None = None
     found = sections.split(raw)
@@ -159,6 +176,10 @@ def read_message(raw: bytes) -> Draft:
         code = section.code
         if code == sections.HEADER:
             header = _read_header(raw, section.value, draft)
+        elif code == sections.DELIVERY_ANNOTATIONS:
+            # Of a message that was received and is sent again, the old lock's token stays behind.
+            given = sections.with_entries(raw, section.value, {_LOCK_TOKEN: None})
+            instructions = given if sections.entries(given, 0) else b""
         elif code == sections.MESSAGE_ANNOTATIONS:
             annotations, items = _read_annotations(raw, section.value, draft)
         elif code == sections.PROPERTIES:
@@ -177,8 +198,8 @@ def read_message(raw: bytes) -> Draft:
     else:
         assert properties is not None
         named = raw[properties.start : properties.end]
-    prefix = PREFIX.pack(len(header), len(annotations), items)
-    draft.payload = b"".join((prefix, header, annotations, named, *kept))
+    prefix = PREFIX.pack(len(header), len(annotations), items, len(instructions))
+    draft.payload = b"".join((prefix, header, annotations, instructions, named, *kept))
     return draft
 
 

@@ -6,16 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..domain.values import AmqpDecodeError
 from . import conditions, engine
-from .addresses import parse_address
+from .addresses import Address, parse_address
 from .auth import bad_token
 from .conditions import BusError
 from .engine import lib
 from .faults import Decision
-from .hubs import Hub
 from .links import Incoming, Outgoing
-from .queues import Queue
 from .requests import Reply, Request, read_request, write_reply
-from .topics import Topic
 
 if TYPE_CHECKING:
     from .connection import AmqpConnection
@@ -125,11 +122,11 @@ class CbsRequests(Requests):
 
 
 class ManagementRequests(Requests):
-    """Works on one entity."""
+    """Works on one entity: the one that has its name when it is asked, since the first may be deleted by then."""
 
-    def __init__(self, connection: AmqpConnection, link: Any, path: str, target: Queue | Topic | Hub) -> None:
+    def __init__(self, connection: AmqpConnection, link: Any, path: str, address: Address) -> None:
         super().__init__(connection, link, path)
-        self._target = target
+        self._address = address
 
     def respond(self, request: Request, fault: BusError | None) -> Reply:
         server = self.connection.server
@@ -137,9 +134,10 @@ class ManagementRequests(Requests):
             self.connection.authorize(self.path, server.operations.right(request))
             if fault is not None:
                 raise fault
+            target = server.broker.find(self._address)
         except BusError as error:
             return Reply.of(error)
-        return server.operations.handle(self._target, request)
+        return server.operations.handle(target, request)
 
 
 class NamespaceRequests(Requests):

@@ -13,7 +13,7 @@ from .broker import Broker
 from .conditions import BusError
 from .hubs import Hub
 from .locks import swap_guid
-from .message import Message, read_message
+from .message import ACTIVE, Message, read_message
 from .queues import Queue
 from .requests import Reply, Request
 from .rule_maps import read_rule, write_rule
@@ -114,12 +114,11 @@ class Operations:
             return Reply(204, "No messages to peek.", conditions.MESSAGE_NOT_FOUND, {"messages": []})
         listed: list[dict[str, Any]] = []
         size = 0
-        for message, payload in zip(messages, self._broker.payloads(messages), strict=True):
-            encoded = message.delivered(payload)
-            size += len(encoded)
+        for message in messages:
+            size += message.size
             if listed and size > _MAX_REPLY:
                 break
-            listed.append({"message": encoded})
+            listed.append({"message": message.delivered(self._broker.payloads([message])[0])})
         return Reply(body={"messages": listed})
 
     def _receive(self, target: Any, request: Request) -> Reply:
@@ -127,7 +126,7 @@ class Operations:
         name = request.field("session-id", str, optional=True)
         session = queue.held_session(name, now) if name is not None and queue.sessions is not None else None
         delete = request.field("receiver-settle-mode", int, optional=True) == 0
-        sequences = [int(number) for number in request.field("sequence-numbers", list)]
+        sequences = _numbers(request)
         owner = None if session is None else session.owner
         messages = queue.receive_deferred(sequences, now, owner, session, delete=delete)
         return Reply(body={"messages": [self._received(message) for message in messages]})
@@ -140,18 +139,18 @@ class Operations:
         return {"message": message.delivered(payload, token, message.lock.end), "lock-token": UUID(bytes=token)}
 
     def _delete_messages(self, target: Any, request: Request) -> Reply:
-        queue, now = _queue(target), self._now()
+        queue = _queue(target)
         limit = min(max(request.field("message-count", int), 0), 4000)
         before = request.field("enqueued-time-utc", int, optional=True)
-        gone = 0
-        for message in queue.peek(0, len(queue.messages)):
-            if gone >= limit or (before is not None and message.enqueued_at * 1000 >= before):
+        gone: list[Message] = []
+        for message in queue.messages.values():
+            if len(gone) >= limit or (before is not None and message.enqueued_at * 1000 >= before):
                 break
-            if message.lock is None and message.state == 0:
-                queue.discard(message)
-                gone += 1
-        del now
-        return Reply(200 if gone else 204, "OK", None, {"message-count": gone})
+            if message.lock is None and message.state == ACTIVE:
+                gone.append(message)
+        for message in gone:
+            queue.discard(message)
+        return Reply(200 if gone else 204, "OK", None, {"message-count": len(gone)})
 
     def _schedule(self, target: Any, request: Request) -> Reply:
         now = self._now()
@@ -167,7 +166,7 @@ class Operations:
 
     def _cancel(self, target: Any, request: Request) -> Reply:
         queue = target.inbox if isinstance(target, Topic) else _queue(target)
-        queue.cancel_scheduled([int(number) for number in request.field("sequence-numbers", list)])
+        queue.cancel_scheduled(_numbers(request))
         return Reply()
 
     # --- sessions --------------------------------------------------------------------------------------
@@ -261,6 +260,13 @@ class Operations:
                 "is_partition_empty": last is None,
             }
         )
+
+
+def _numbers(request: Request) -> list[int]:
+    numbers = request.field("sequence-numbers", list)
+    if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
+        raise AmqpDecodeError("a sequence number must be a whole number")
+    return [int(number) for number in numbers]
 
 
 def _queue(target: Any) -> Queue:

@@ -1,48 +1,54 @@
-"""A payload: one message's sent bytes in the three parts the broker needs, packed into one string of bytes.
+"""A payload: one message's sent bytes in the parts the broker needs, packed into one string of bytes.
 
-Header fields (without delivery-count), the sender's annotations, and the *bare* rest (properties, application
-properties, body, footer) lie one behind the other, so that a message is stored, cached and delivered without
-being taken apart again. Editing changes the fields that are named and no other byte.
+Header fields (without delivery-count), the sender's annotations, its delivery annotations (seldom any), and the
+*bare* rest (properties, application properties, body, footer) lie one behind the other, so that a message is stored,
+cached and delivered without being taken apart again. Editing changes the fields that are named and no other byte.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from ..domain import sections
 from ..domain.values import AmqpDecodeError, Described, Symbol, Timestamp, decode, encode, encode_map, skip
 
-PREFIX = struct.Struct(">HIH")
+PREFIX = struct.Struct(">HIHI")
 NO_HEADER = b"\x40\x40\x40\x40"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A payload taken apart; `annotations` are encoded keys and values, `items` counts both."""
+    """A payload taken apart; `annotations` are encoded keys and values, `items` counts both.
+
+    `instructions` are the sender's delivery annotations, an encoded map, or nothing.
+    """
 
     header: bytes
     annotations: bytes
     items: int
+    instructions: bytes
     bare: bytes
 
     @classmethod
     def of(cls, payload: bytes) -> Parts:
-        header, annotations, items = PREFIX.unpack_from(payload)
+        header, annotations, items, instructions = PREFIX.unpack_from(payload)
         start = PREFIX.size + header
         middle = start + annotations
-        return cls(payload[PREFIX.size : start], payload[start:middle], items, payload[middle:])
+        end = middle + instructions
+        return cls(payload[PREFIX.size : start], payload[start:middle], items, payload[middle:end], payload[end:])
 
     def pack(self) -> bytes:
         return b"".join(
             (
-                PREFIX.pack(len(self.header), len(self.annotations), self.items),
+                PREFIX.pack(len(self.header), len(self.annotations), self.items, len(self.instructions)),
                 self.header,
                 self.annotations,
+                self.instructions,
                 self.bare,
             )
         )
@@ -50,8 +56,9 @@ class Parts:
     def sent(self) -> bytes:
         """The message as an encoded whole again, without anything of the broker's."""
         header = sections.section(sections.HEADER, sections.with_fields(_listed(self.header), 0, {}))
+        told = sections.section(sections.DELIVERY_ANNOTATIONS, self.instructions) if self.instructions else b""
         notes = sections.section(sections.MESSAGE_ANNOTATIONS, self._annotation_map()) if self.items else b""
-        return (b"" if self.header == NO_HEADER else header) + notes + self.bare
+        return (b"" if self.header == NO_HEADER else header) + told + notes + self.bare
 
     def _annotation_map(self) -> bytes:
         parts, pos = [], 0
@@ -71,13 +78,13 @@ class Parts:
     def with_annotations(self, changes: dict[str, bytes | None]) -> Parts:
         raw = sections.with_entries(self._annotation_map(), 0, changes, Symbol)
         flat = b"".join(raw[e.start : e.end] for e in sections.entries(raw, 0))
-        return Parts(self.header, flat, 2 * len(sections.entries(raw, 0)), self.bare)
+        return replace(self, annotations=flat, items=2 * len(sections.entries(raw, 0)))
 
     def with_time_to_live(self, milliseconds: bytes) -> Parts:
         listed = sections.with_fields(_listed(self.header), 0, {2: milliseconds})
         parts = [listed[a:b] for a, b in sections.fields(listed, 0)]
         header = b"".join(parts) + b"\x40" * (4 - len(parts))
-        return Parts(header, self.annotations, self.items, self.bare)
+        return replace(self, header=header)
 
     def with_properties(
         self, fields: Mapping[int, bytes] | None = None, application: Mapping[str, bytes | None] | None = None
@@ -97,7 +104,7 @@ class Parts:
             value = None if ours is None else ours.value
             mapped = sections.with_entries(self.bare, value, dict(application))
             tail = sections.section(sections.APPLICATION_PROPERTIES, mapped)
-        return Parts(self.header, self.annotations, self.items, head + tail + self.bare[body:])
+        return replace(self, bare=head + tail + self.bare[body:])
 
 
 def _listed(header: bytes) -> bytes:
@@ -192,9 +199,11 @@ class View:
 def encode_plain(value: Any) -> bytes:
     """The reverse of `plain`, for values that a rule's action or a client's request set."""
     if isinstance(value, datetime):
-        return encode(Timestamp(round((value - _EPOCH).total_seconds() * 1000)))
+        aware = value if value.tzinfo is not None else value.replace(tzinfo=timezone.utc)
+        return encode(Timestamp((aware - _EPOCH) // timedelta(milliseconds=1)))
     if isinstance(value, timedelta):
-        ticks = round(value.total_seconds() * 10_000_000)
+        # .NET's TimeSpan ends where a signed 64-bit count of ticks does.
+        ticks = min(max(value // timedelta(microseconds=1) * 10, -(2**63)), 2**63 - 1)
         return b"\x00" + encode(Symbol("com.microsoft:timespan")) + b"\x81" + struct.pack(">q", ticks)
     try:
         return encode(value)

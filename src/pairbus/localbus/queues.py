@@ -7,6 +7,7 @@ be woken, is said through `Effects`; the broker carries it out.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 from . import conditions
@@ -17,6 +18,7 @@ from .message import ACTIVE, DEFERRED, SCHEDULED, Draft, Message
 from .sessions import Session, SessionTable
 from .settings import Counts, QueueSettings
 
+_AT_A_TIME = 1000
 DEAD_LETTER_SUFFIX = "/$DeadLetterQueue"
 
 
@@ -199,18 +201,21 @@ class Queue(Holding):
     # --- time ------------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> None:
-        """Carry out what time has brought: locks that ended, lives that ended, schedules that came."""
+        """Carry out what time has brought: locks that ended, lives that ended, schedules that came.
+
+        So much at a time that others are served in between; what is left is due at once.
+        """
         self._due = NEVER
-        for tag in self._lock_ends.due(now):
+        for tag in islice(self._lock_ends.due(now), _AT_A_TIME):
             self._give_back(self._locks[tag], now, counted=True)
         if self.sessions is not None:
             for session in self.sessions.ended(now):
                 owner = session.owner
                 self._free(session, now, counted=True)
                 self._effects.session_lost(self, session.id, owner)
-        for sequence in self._schedule.due(now):
+        for sequence in islice(self._schedule.due(now), _AT_A_TIME):
             self._activate(self.messages[sequence], now)
-        for sequence in self._expiries.due(now):
+        for sequence in islice(self._expiries.due(now), _AT_A_TIME):
             message = self.messages[sequence]
             if message.state == ACTIVE and message.lock is None:
                 self._line_of(message).left()

@@ -17,7 +17,7 @@ class Request:
     id: bytes
     reply_to: str | None
     properties: dict[str, Any]
-    body: Any
+    body: Any = field(repr=False)  # a token, for $cbs
 
     @property
     def operation(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Any
 
-from ..domain.values import Described, Timestamp, ULong
+from ..domain.values import AmqpDecodeError, Described, Timestamp, ULong
 from .payload import plain
 from .settings import CorrelationFilter, FalseFilter, RuleFilter, RuleSettings, SqlExpression, TrueFilter
 
@@ -40,7 +40,7 @@ def read_rule(name: str, description: dict[Any, Any]) -> RuleSettings:
             )
             if parts.get(theirs) is not None
         }
-        properties = {str(k): plain(v) for k, v in (parts.get("properties") or {}).items()}
+        properties = {str(k): _simple(v) for k, v in (parts.get("properties") or {}).items()}
         chosen = CorrelationFilter(**texts, properties=properties)
     elif "false-filter" in found:
         chosen = FalseFilter()
@@ -49,6 +49,13 @@ def read_rule(name: str, description: dict[Any, Any]) -> RuleSettings:
         text = {str(k): v for k, v in found["sql-rule-action"].items()}.get("expression")
         action = None if text is None else SqlExpression(str(text))
     return RuleSettings(name, chosen, action)
+
+
+def _simple(value: Any) -> Any:
+    found = plain(value)
+    if isinstance(found, (list, dict, Described)):
+        raise AmqpDecodeError("a correlation filter compares with simple values only")
+    return found
 
 
 def write_rule(rule: RuleSettings, created_at: float) -> Described:

@@ -128,17 +128,19 @@ class Server:
             self._patience = None
         if self._stopped:
             return
-        now = self.now()
         try:
-            ready = self.broker.turn(now)
-            self.broker.store.commit()
+            self._work()
         except Exception as error:
             # What could not be made durable must not be acknowledged: better no server than one that lies.
-            log.critical("the store failed; localbus stops without answering", exc_info=error)
+            log.critical("a turn failed; localbus stops without answering", exc_info=error)
             self._stopped = True
             if not self.failed.done():
                 self.failed.set_exception(error)
-            return
+
+    def _work(self) -> None:
+        now = self.now()
+        ready = self.broker.turn(now)
+        self.broker.store.commit()
         callbacks, self._after = self._after, []
         for callback in callbacks:
             try:
@@ -150,6 +152,8 @@ class Server:
         self.dispatcher.expire(now)
         if self.dispatcher.run(ready, now):
             self.schedule()
+        # Before a message leaves: that it is locked, or was received and deleted, must not be forgotten.
+        self.broker.store.commit()
         unwritten, self.unwritten = self.unwritten, set()
         for connection in unwritten:
             connection.flush()

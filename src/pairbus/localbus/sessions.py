@@ -13,7 +13,8 @@ from typing import Any
 from .deadlines import Deadlines
 from .message import ACTIVE, Message
 
-GONE = 3
+#: A flag beside the state: the message has left its queue.
+GONE = 4
 
 
 class Line:

@@ -78,7 +78,8 @@ class QueueSettings(_Checked):
     enable_partitioning: bool = False
     enable_express: bool = False
     max_message_size_in_kilobytes: int = STANDARD_MESSAGE_KILOBYTES
-    authorization_rules: tuple[dict[str, Any], ...] = ()
+    #: They hold keys.
+    authorization_rules: tuple[dict[str, Any], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if self.lock_duration > timedelta(minutes=5):  # the service's own words
@@ -106,7 +107,8 @@ class TopicSettings(_Checked):
     enable_partitioning: bool = False
     enable_express: bool = False
     max_message_size_in_kilobytes: int = STANDARD_MESSAGE_KILOBYTES
-    authorization_rules: tuple[dict[str, Any], ...] = ()
+    #: They hold keys.
+    authorization_rules: tuple[dict[str, Any], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         _check_shared(self)

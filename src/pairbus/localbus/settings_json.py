@@ -1,12 +1,14 @@
-"""Settings as JSON text, for the store; times keep their type."""
+"""Settings as JSON text, for the store; what JSON has no type for keeps its own."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any, TypeVar
+from uuid import UUID
 
 from .settings import (
     CorrelationFilter,
@@ -80,6 +82,10 @@ def _typed(value: Any) -> Any:
         return {"datetime": value.isoformat()}
     if isinstance(value, timedelta):
         return {"microseconds": value // timedelta(microseconds=1)}
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if isinstance(value, (UUID, Decimal)):
+        return {type(value).__name__.lower(): str(value)}
     if isinstance(value, (list, tuple)):
         return [_typed(each) for each in value]
     return value
@@ -93,6 +99,13 @@ def _untyped(value: Any) -> Any:
     kind, inner = next(iter(value.items()))
     if kind == "map":
         return {key: _untyped(each) for key, each in inner.items()}
-    if kind == "datetime":
-        return datetime.fromisoformat(inner)
-    return timedelta(microseconds=inner)
+    return _READERS[kind](inner)
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "datetime": datetime.fromisoformat,
+    "microseconds": lambda number: timedelta(microseconds=number),
+    "bytes": bytes.fromhex,
+    "uuid": UUID,
+    "decimal": Decimal,
+}

@@ -31,7 +31,7 @@ CREATE TABLE IF NOT EXISTS history (queue INTEGER, message_id TEXT, at REAL, PRI
 CREATE TABLE IF NOT EXISTS events (hub INTEGER, partition TEXT, sequence INTEGER, offset INTEGER, enqueued REAL,
     payload BLOB, PRIMARY KEY (hub, partition, sequence));
 """
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class EntityRow(NamedTuple):
