@@ -48,9 +48,6 @@ from pairbus.localbus.settings import FOREVER, Counts
 from tests.localbus.fake_broker import FakeBroker
 from tests.localbus.loop_server import serving
 
-# The SDK asks elements for their truth value, which Python 3.12 began to warn of.
-pytestmark = pytest.mark.filterwarnings("ignore:Testing an element's truth value:DeprecationWarning")
-
 KEY_NAME, KEY = "RootManageSharedAccessKey", "SAS_KEY_VALUE"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from . import conditions
@@ -84,14 +84,6 @@ class Catalog:
         if queue is None:
             raise not_found(address.path)
         return queue
-
-    def holders(self) -> Iterator[Queue]:
-        """Every queue of a name of its own: queues, subscriptions, inboxes."""
-        yield from self._queues.values()
-        for topic in self._topics.values():
-            yield topic.inbox
-            for subscription in topic.subscriptions.values():
-                yield subscription.queue
 
     # --- queues --------------------------------------------------------------------------------------
 

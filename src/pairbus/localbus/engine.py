@@ -12,10 +12,8 @@ from typing import Any
 
 import cproton_ffi
 from proton import SASL as Sasl
-from proton import Connection, Described, Link, SymbolList, Terminus, Transport, symbol, ulong
-from proton import Data as ProtonData
+from proton import Connection, Described, Transport, symbol, ulong
 from proton import _data as _proton_data
-from proton import timestamp as proton_timestamp
 
 from ..domain import values
 from .conditions import BusError
@@ -31,8 +29,6 @@ ACCEPTED = lib.PN_ACCEPTED
 REJECTED = lib.PN_REJECTED
 RELEASED = lib.PN_RELEASED
 MODIFIED = lib.PN_MODIFIED
-
-_OUTPUT_SLICE = 1 << 20
 
 
 class Engine:
@@ -212,7 +208,6 @@ _TYPES: dict[str, Any] = {
 }
 
 __all__ = [
-    "ACCEPTED", "MODIFIED", "REJECTED", "RELEASED", "Described", "Engine", "Link", "ProtonData", "SymbolList",
-    "Terminus", "address", "ffi", "lib", "proton_timestamp", "read", "receive", "send", "set_condition",
-    "settle", "symbol", "tag", "text", "ulong", "write",
+    "ACCEPTED", "MODIFIED", "REJECTED", "RELEASED", "Described", "Engine", "address", "ffi", "lib", "read", "receive",
+    "send", "set_condition", "settle", "symbol", "tag", "text", "ulong", "write",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import NamedTuple
 
-from ..domain.values import Symbol, Timestamp, encode
+from ..domain.values import Timestamp, encode
 from . import conditions
 from .conditions import BusError
 from .message import Draft
@@ -80,6 +80,3 @@ class Hub:
             return self.partitions[zlib.crc32(key.encode()) % len(self.partitions)]
         self._turn += 1
         return self.partitions[self._turn % len(self.partitions)]
-
-
-PARTITION_KEY = Symbol("x-opt-partition-key")
