@@ -13,6 +13,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,7 +31,15 @@ from pairbus.localbus.conditions import BusError
 from pairbus.localbus.message import BATCH_FORMAT, DEFERRED, SCHEDULED, Draft, Message, read_message
 from pairbus.localbus.queues import Queue
 from pairbus.localbus.sessions import Session
-from pairbus.localbus.settings import HubSettings, QueueSettings, RuleSettings, SqlExpression, TopicSettings
+from pairbus.localbus.settings import (
+    CorrelationFilter,
+    HubSettings,
+    QueueSettings,
+    RuleSettings,
+    SqlExpression,
+    TopicSettings,
+)
+from pairbus.localbus.settings_json import dump_subscription, load_subscription
 from pairbus.localbus.store import SqliteStore
 from pairbus.localbus.topics import Topic
 from tests.localbus.process_fixtures import administer
@@ -257,6 +266,21 @@ class Replay(RuleBasedStateMachine):
         if turn:  # else what comes next happens in the same turn
             self.turn()
 
+    @rule(data=st.data(), crash=st.booleans())
+    def pass_through(self, data: st.DataObject, crash: bool) -> None:
+        """Sent, received, completed, each in a turn of its own: nothing of it stays, whoever has its id next."""
+        queue = self.queue("unique")
+        taken = self.broker.send(queue, [self.draft("one", data)], self.now)
+        self.alive |= set(self.bodies(queue, taken))
+        self.turn()
+        for message in queue.acquire(self.now, 100):
+            self.turn()
+            self.alive -= set(self.bodies(queue, [message]))
+            queue.complete(message.lock.tag, self.now)
+        self.turn()
+        if crash:
+            self.crash()
+
     @rule(data=st.data())
     def publish(self, data: st.DataObject) -> None:
         hub = self.broker.hub("hub")
@@ -421,6 +445,7 @@ class Said:
         self.sent: dict[str, set[str]] = defaultdict(set)
         #: What was received and deleted, by queue; then, for peek-lock, what was asked for and what was confirmed.
         self.taken: set[str] = set()
+        self.last = -1
         self.asked: set[str] = set()
         self.settled: dict[str, str] = {}
         self.cancelled: set[int] = set()
@@ -443,6 +468,10 @@ def body_of(raw: bytes) -> tuple[str, Encoded]:
     decoded = Encoded()
     decoded.decode(raw)
     return bytes(decoded.body).decode(), decoded
+
+
+def number_of(text: str) -> int:
+    return int(text.rsplit("-", 1)[1])
 
 
 def send_on(raw: RawClient, said: Said) -> None:
@@ -470,6 +499,8 @@ def take_on(raw: RawClient, said: Said) -> None:
         text = body_of(raw.receive(link).payload)[0]
         assert text not in said.taken, f"{text} was received and deleted, and came again"
         said.taken.add(text)
+        assert number_of(text) > said.last, f"{text} came too late"
+        said.last = number_of(text)
 
 
 def settle_on(raw: RawClient, said: Said) -> None:
@@ -593,6 +624,8 @@ def verify(bus: LocalBus, said: Said) -> None:
         assert set(found) <= said.tried[path.split("/")[0]], f"something in {path} was never sent"
         numbers = [m.annotations["x-opt-sequence-number"] for _, m in there[path]]
         assert numbers == sorted(set(numbers))
+        if path.startswith(("taken", "news")):  # each has one sender
+            assert found == sorted(found, key=number_of), f"the order of {path} is not the order of its sender"
     for path in ("news/subscriptions/one", "news/subscriptions/two"):
         assert said.sent["news"] <= set(texts[path]), "accepted by a topic, and not in a subscription"
     assert texts["news/subscriptions/one"] == texts["news/subscriptions/two"], "half of a fan-out"
@@ -626,10 +659,71 @@ def test_kills_in_the_middle_of_everything(tmp_path: Path) -> None:
             admin.create_topic("news")
             for subscription in ("one", "two"):
                 admin.create_subscription("news", subscription)
-        for _ in range(6):
+        for _ in range(5):
             life(bus, said, random.uniform(0.6, 1.4))
             bus.restart()
             verify(bus, said)
     assert said.taken
     assert said.cancelled
     assert {"completed", "dead", "deferred", "released"} == set(said.settled.values())
+
+
+# --- what these have found -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_deleted_queue_takes_nothing_more(tmp_path: Path) -> None:
+    """Whoever still holds a `$management` link to it is told so, and the store can be opened again."""
+    message = encoded("x", annotations={symbol("x-opt-scheduled-enqueue-time"): timestamp(4_000_000_000_000)})
+    wanted = {"messages": [{"message": message}]}
+    with LocalBus(store=tmp_path / "bus.db") as bus:
+        with administer(bus) as admin, RawClient(bus) as raw:
+            admin.create_queue("q")
+            raw.put_token("")
+            assert raw.request("q", "com.microsoft:schedule-message", wanted)[0] == 200
+            admin.delete_queue("q")
+            assert raw.request("q", "com.microsoft:schedule-message", wanted)[0] == 404
+            bus.kill()
+        bus.restart()
+        with administer(bus) as admin, RawClient(bus) as raw:
+            raw.put_token("")
+            admin.create_queue("q")
+            assert peeked(raw, "q") == []
+            admin.delete_queue("q")
+            admin.create_queue("q")
+            assert raw.request("q", "com.microsoft:schedule-message", wanted)[0] == 200, "its name is another's now"
+            assert admin.get_queue_runtime_properties("q").scheduled_message_count == 1
+
+
+def test_a_message_that_is_deleted_as_it_is_received_says_its_state() -> None:
+    """Not that it is gone: an active one is active, a deferred one deferred."""
+    broker = Broker("test")
+    queue = broker.create_queue(QueueSettings("q"))
+    broker.send(queue, [read_message(encoded("a")), read_message(encoded("b"))], 1.0)
+    (first,) = queue.acquire(1.0, 1, delete=True)
+    (second,) = queue.acquire(1.0, 1)
+    queue.defer(second.lock.tag, 1.0)
+    queue.receive_deferred([second.sequence], 1.0, delete=True)
+    states = []
+    for message in (first, second):
+        _, decoded = body_of(message.delivered(broker.payloads([message])[0]))
+        states.append(decoded.annotations.get("x-opt-message-state", 0))
+    assert states == [0, DEFERRED]
+
+
+def test_any_value_that_a_filter_compares_with_is_kept() -> None:
+    """What JSON has no type for comes back from the store as it was."""
+    values = {"u": uuid.uuid4(), "b": b"\x00\xff", "d": Decimal("1.50"), "t": timedelta(microseconds=7), "f": 0.5}
+    rule = RuleSettings("r", CorrelationFilter(properties=values))
+    text = dump_subscription("t", QueueSettings("s"), [(rule, 1.0)])
+    assert load_subscription(text)[2] == [(rule, 1.0)]
+
+
+def test_duplicates_are_told_by_their_own_age() -> None:
+    """A clock that was set back leaves no id known for longer than the window."""
+    broker = Broker("test")
+    queue = broker.create_queue(
+        QueueSettings("q", requires_duplicate_detection=True, duplicate_detection_history_time_window=WINDOW)
+    )
+    for id, now, fresh in (("a", 500.0, 1), ("b", 100.0, 1), ("b", 120.0, 0), ("b", 140.0, 1), ("a", 141.0, 0)):
+        assert len(broker.send(queue, [read_message(encoded("x", id=id))], now)) == fresh, (id, now)

@@ -18,6 +18,7 @@ import socket
 import sqlite3
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,6 +106,10 @@ def read_options(args: argparse.Namespace) -> Options:
         raise UsageError(f"--name {args.name!r} is no namespace name: letters, digits and '-', 50 at most")
     if args.store is not None and not args.store.absolute().parent.is_dir():
         raise UsageError(f"--store {args.store}: the folder {args.store.absolute().parent} does not exist")
+    if args.ready_file is not None and not args.ready_file.absolute().parent.is_dir():
+        raise UsageError(
+            f"--ready-file {args.ready_file}: the folder {args.ready_file.absolute().parent} does not exist"
+        )
     return Options(
         name=args.name,
         port=args.port,
@@ -125,8 +130,8 @@ def _keys(names: list[str], secrets: list[str]) -> tuple[Key, ...]:
         raise UsageError(f"{len(secrets)} --key but {len(names)} --key-name: give each key a name")
     keys = []
     for index, spelled in enumerate(names or [DEFAULT_KEY_NAME]):
-        name, _, rights = spelled.partition(":")
-        wanted = [right.strip() for right in rights.split(",") if right.strip()] or list(RIGHTS)
+        name, limited, rights = spelled.partition(":")
+        wanted = [right.strip() for right in rights.split(",")] if limited else list(RIGHTS)
         wrong = [right for right in wanted if right not in RIGHTS]
         if wrong or not re.fullmatch(r"[\w.-]{1,256}", name, re.ASCII):
             raise UsageError(f"--key-name {spelled!r}: NAME or NAME:RIGHT,… with rights of {', '.join(RIGHTS)}")
@@ -234,7 +239,7 @@ async def _serve(options: Options) -> int:
         _announce(options, port, ca_file, cleanup)
         server.failed.add_done_callback(lambda _: stop.set())
         if options.until_eof:
-            loop.add_reader(sys.stdin.fileno(), _read_until_eof, loop, stop)
+            threading.Thread(target=_read_until_eof, args=(loop, stop), daemon=True).start()
         await stop.wait()
         await listener.close()
         if not server.failed.done():
@@ -259,10 +264,14 @@ def _load(options: Options, cleanup: contextlib.ExitStack) -> Broker:
 
 
 def _read_until_eof(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """The program that holds the other end of our input is gone: nobody else would stop us."""
-    if not os.read(sys.stdin.fileno(), 1024):
-        loop.remove_reader(sys.stdin.fileno())
-        stop.set()
+    """Stop when the program that holds the other end of our input is gone: nobody else would.
+
+    A thread, because the loop cannot wait for what may be a file as well as a pipe.
+    """
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+        loop.call_soon_threadsafe(stop.set)
 
 
 def _announce(options: Options, port: int, ca_file: Path, cleanup: contextlib.ExitStack) -> None:

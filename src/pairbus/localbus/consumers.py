@@ -114,7 +114,7 @@ class Consumer(Outgoing):
             if not self.delete and message.lock is not lock:
                 continue  # its lock ended on the way: it is somebody else's by now
             if lock is None:
-                engine.send(link, b"", message.delivered(payload), settled=True)  # a tag would be a lock's token
+                engine.send(link, message.sequence.to_bytes(16, "little"), message.delivered(payload), settled=True)
             else:
                 tag = lock.tag
                 body = message.delivered(payload, swap_guid(tag), lock.end)

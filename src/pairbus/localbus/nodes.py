@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from ..domain.values import AmqpDecodeError
@@ -16,6 +17,8 @@ from .requests import Reply, Request, read_request, write_reply
 
 if TYPE_CHECKING:
     from .connection import AmqpConnection
+
+log = logging.getLogger(__name__)
 
 _MAX_REQUEST = 1024 * 1024
 _MAX_UNREAD = 16 * 1024 * 1024
@@ -113,6 +116,7 @@ class CbsRequests(Requests):
             target = server.find_or_none(address)
             grant = server.authorizer.grant(request.body, audience, server.now())
             if address.entity and target is None:
+                log.warning("a token was asked for '%s', which does not exist here", address.path[:200])
                 raise conditions.not_found(address.path)
         except BusError as error:
             return Reply.of(error)

@@ -82,7 +82,7 @@ class Operations:
 
     def _dispose(self, target: Any, request: Request) -> Reply:
         queue, now = _queue(target), self._now()
-        tags = [_tag(token) for token in request.field("lock-tokens", list)]
+        tags = list(dict.fromkeys(_tag(token) for token in request.field("lock-tokens", list)))  # twice means once
         status = request.field("disposition-status", str).lower()
         properties = request.field("properties-to-modify", dict, optional=True)
         changes = {str(name): value for name, value in (properties or {}).items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from decimal import Decimal
 from typing import Any
 
 from ..domain.values import AmqpDecodeError, Described, Timestamp, ULong
@@ -82,4 +83,6 @@ def write_rule(rule: RuleSettings, created_at: float) -> Described:
 def _amqp(value: Any) -> Any:
     if isinstance(value, datetime):
         return Timestamp(int(value.replace(tzinfo=value.tzinfo or timezone.utc).timestamp() * 1000))
+    if isinstance(value, Decimal):
+        return float(value)  # the value library cannot write decimals
     return value

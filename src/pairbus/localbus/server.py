@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import conditions
-from .addresses import Address
+from .addresses import Address, parse_address
 from .auth import MANAGE, Authorizer
 from .broker import Broker
 from .conditions import BusError
@@ -266,6 +266,8 @@ class Server:
             if not isinstance(wanted, dict):
                 raise FaultError("a fault is a JSON object")
             fault = self.faults.read(wanted)
+            if fault.entity != "*" and self.find_or_none(parse_address(fault.entity)) is None:
+                raise FaultError(f"there is no entity '{fault.entity}' to set a fault on; create it first, or use '*'")
         except ValueError as error:
             return _json(400, {"error": str(error)})
         if is_drop_now(fault.kind, fault.parameters):

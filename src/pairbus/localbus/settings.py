@@ -37,8 +37,8 @@ def check_path(path: str, limit: int = 260) -> str:
         raise _bad("the entity path", path, "it may not begin or end with '/' or '.', nor hold '//'")
     if not all(c.isalnum() or c in "-._~/$" for c in path):
         raise _bad("the entity path", path, "letters, digits, '.', '-', '_', '/', '~' only")
-    if path.split("/", 1)[0].startswith("$"):
-        raise _bad("the entity path", path, "a path beginning with '$' belongs to the service")
+    if any(part.startswith("$") for part in path.split("/")):
+        raise _bad("the entity path", path, "a part that begins with '$' belongs to the service")
     return path
 
 
