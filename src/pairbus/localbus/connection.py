@@ -137,6 +137,7 @@ class AmqpConnection(asyncio.Protocol):
         if self._linger is not None:
             self._linger.cancel()
         self.server.connections.discard(self)
+        self.server.departed += 1
         self.server.talkers.gone(self)
         for handler in list(self._handlers.values()):
             self._gone(handler)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import heapq
 import json
 import logging
@@ -37,6 +38,10 @@ log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
 _HOUSEKEEPING_TICKS = 5
+#: Messages are many, live long and are part of no cycle: Python's collector need not look through all of them again
+#: and again. What does make cycles is connections, so it looks when so many have gone.
+_COLLECTOR = (10_000, 20, 1_000_000)
+_DEPARTED = 200
 #: A fault's end is looked at a little later than its time, so that it has surely passed.
 _A_MOMENT = 0.01
 FAULTS_PATH = "$localbus/faults"
@@ -70,6 +75,8 @@ class Server:
         self._ticks = 0
         self._ticker = self.loop.call_later(_TICK_SECONDS, self._tick)
         self._stopped = False
+        self.departed = 0
+        gc.set_threshold(*_COLLECTOR)
         broker.on_work = self.schedule
         broker.on_session_lost = self._session_lost
         broker.on_deleted = self._deleted
@@ -186,6 +193,9 @@ class Server:
             connection.tick(milliseconds)
         if self._ticks % _HOUSEKEEPING_TICKS == 0:
             self.broker.delete_idle(self.now())
+            if self.departed >= _DEPARTED:
+                self.departed = 0
+                gc.collect()
 
     # --- what links ask ----------------------------------------------------------------------------------
 
