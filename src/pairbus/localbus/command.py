@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import errno
+import gc
 import json
 import logging
 import os
@@ -205,6 +206,9 @@ def _allow_connections() -> None:
 
 
 async def _serve(options: Options) -> int:
+    # Messages are many, live long and are part of no cycle: Python's collector need not look through all of them again
+    # and again. What does make cycles is connections: the server has it look when many of them have gone.
+    gc.set_threshold(10_000, 20, 1_000_000)
     loop = asyncio.get_running_loop()
     _allow_connections()
     stop = asyncio.Event()

@@ -38,9 +38,7 @@ log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
 _HOUSEKEEPING_TICKS = 5
-#: Messages are many, live long and are part of no cycle: Python's collector need not look through all of them again
-#: and again. What does make cycles is connections, so it looks when so many have gone.
-_COLLECTOR = (10_000, 20, 1_000_000)
+#: After so many connections Python's collector looks at everything; see `command` for why not more often.
 _DEPARTED = 200
 #: A fault's end is looked at a little later than its time, so that it has surely passed.
 _A_MOMENT = 0.01
@@ -76,7 +74,6 @@ class Server:
         self._ticker = self.loop.call_later(_TICK_SECONDS, self._tick)
         self._stopped = False
         self.departed = 0
-        gc.set_threshold(*_COLLECTOR)
         broker.on_work = self.schedule
         broker.on_session_lost = self._session_lost
         broker.on_deleted = self._deleted
