@@ -260,4 +260,6 @@ def text_properties(message: Any) -> dict[str, Any]:
 
 
 def soon(seconds: float) -> datetime:
-    return datetime.now(timezone.utc) + timedelta(seconds=seconds)
+    """A point in time to the millisecond, which is what AMQP can say."""
+    when = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+    return when.replace(microsecond=when.microsecond // 1000 * 1000)

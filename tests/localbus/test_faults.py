@@ -13,21 +13,15 @@ from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiver, ServiceBusSender
-from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
 from azure.servicebus.exceptions import (
     MessageLockLostError,
-    MessageNotFoundError,
     MessageSizeExceededError,
-    MessagingEntityAlreadyExistsError,
     MessagingEntityDisabledError,
-    MessagingEntityNotFoundError,
     OperationTimeoutError,
-    ServiceBusAuthorizationError,
     ServiceBusConnectionError,
     ServiceBusError,
     ServiceBusQuotaExceededError,
     ServiceBusServerBusyError,
-    SessionCannotBeLockedError,
     SessionLockLostError,
 )
 from azure.servicebus.management import ServiceBusAdministrationClient
@@ -38,7 +32,6 @@ from pairbus.localbus.fault_client import FaultClient
 from pairbus.localbus.faults import KINDS, FaultError, Faults
 from tests.localbus.process_fixtures import (
     FORGETS_SOCKETS,
-    QUICK,
     active,
     bodies,
     collected,  # noqa: F401
@@ -48,6 +41,7 @@ from tests.localbus.process_fixtures import (
     wait_until,
     with_key,
 )
+from tests.localbus.raised import NOT_RETRIED, RAISED
 from tests.localbus.raw_client import RawClient, RawError
 
 pytestmark = FORGETS_SOCKETS
@@ -257,30 +251,6 @@ def test_receivers_are_dropped_after_a_number_of_messages(faults: FaultClient, r
 
 # --- sends refused ---------------------------------------------------------------------------------------------
 
-#: What FACTS.md names, and the classes that the SDK makes of it.
-RAISED: dict[str, type[ServiceBusError]] = {
-    conditions.TIMEOUT: OperationTimeoutError,
-    conditions.SERVER_BUSY: ServiceBusServerBusyError,
-    conditions.ENTITY_DISABLED: MessagingEntityDisabledError,
-    conditions.MESSAGE_LOCK_LOST: MessageLockLostError,
-    conditions.SESSION_LOCK_LOST: SessionLockLostError,
-    conditions.AUTH_FAILED: ServiceBusAuthorizationError,
-    conditions.NOT_FOUND: MessagingEntityNotFoundError,
-    conditions.UNAUTHORIZED: ServiceBusAuthorizationError,
-    conditions.RESOURCE_LIMIT_EXCEEDED: ServiceBusQuotaExceededError,
-    conditions.MESSAGE_SIZE_EXCEEDED: MessageSizeExceededError,
-    conditions.DETACH_FORCED: ServiceBusConnectionError,
-    conditions.MESSAGE_NOT_FOUND: MessageNotFoundError,
-    conditions.INTERNAL_ERROR: ServiceBusError,
-    conditions.ENTITY_EXISTS: MessagingEntityAlreadyExistsError,
-    conditions.SESSION_CANNOT_BE_LOCKED: SessionCannotBeLockedError,
-}
-#: What the SDK tries again by itself, as FACTS.md has it.
-NOT_RETRIED = {
-    conditions.RESOURCE_LIMIT_EXCEEDED, conditions.UNAUTHORIZED, conditions.NOT_FOUND,
-    conditions.MESSAGE_SIZE_EXCEEDED, conditions.MESSAGE_LOCK_LOST, conditions.SESSION_LOCK_LOST,
-}  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def rejected(client: ServiceBusClient) -> Iterator[ServiceBusSender]:
@@ -313,20 +283,6 @@ def test_every_condition_can_be_asked_for(raw: RawClient, faults: FaultClient) -
                 raw.send(link, HELLO)
             assert refused.value.condition == condition
     raw.send(link, HELLO)
-
-
-async def test_the_async_sdk_raises_the_same(bus: LocalBus) -> None:
-    """Rejections and time-outs, asynchronously."""
-    async with (
-        AsyncServiceBusClient.from_connection_string(bus.connection_string, **QUICK) as client,
-        client.get_queue_sender("orders") as sender,
-    ):
-        with bus.faults.during("busy", "orders"), pytest.raises(ServiceBusServerBusyError):
-            await sender.send_messages(ServiceBusMessage("x"))
-        with bus.faults.during("quota", "orders"), pytest.raises(ServiceBusQuotaExceededError):
-            await sender.send_messages(ServiceBusMessage("x"))
-        with bus.faults.during("black-hole", "orders"), pytest.raises(OperationTimeoutError):
-            await sender.send_messages(ServiceBusMessage("x"), timeout=0.5)
 
 
 def test_a_rejection_can_strike_at_a_rate(raw: RawClient, faults: FaultClient) -> None:

@@ -243,14 +243,24 @@ def _length(batch: bytes, data: sections.Section) -> int:
     return int(struct.unpack_from(">I" if wide else ">B", batch, data.value + 1)[0])
 
 
+#: Milliseconds that a test with a restart in it may take on a busy machine.
+SHORT = 60_000
+
+
+def time_to_live(message: bytes) -> int | None:
+    headers = [each for each in sections.split(message) if each.code == sections.HEADER]
+    found: int | None = sections.field(message, headers[0].value, 2) if headers else None
+    return found
+
+
 def test_a_store_keeps_every_byte(tmp_path: Path) -> None:
     """Messages that were only on disk between two processes come out as they went in."""
     messages = [each.values[0] for each in corpus() if each.values[1] == 0] + [every_type()]
+    messages = [each for each in messages if (time_to_live(each) or SHORT) >= SHORT]  # they must outlive the restart
     with LocalBus(store=tmp_path / "bus.db") as bus:
         with ServiceBusAdministrationClient.from_connection_string(
             bus.connection_string, connection_verify=bus.ca_file
         ) as admin:
-            # No session ids are looked at, and nobody waits: the longest lives outlast the test.
             admin.create_queue("kept", default_message_time_to_live=timedelta(days=1))
         with RawClient(bus) as raw:
             raw.put_token("kept")

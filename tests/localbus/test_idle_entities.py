@@ -73,6 +73,17 @@ def test_an_idle_queue_is_deleted_at_its_time_with_all_it_holds(broker: Broker, 
     assert names(broker) == ["kept"]
 
 
+def test_the_end_of_an_idle_queue_asks_for_a_turn(broker: Broker, clock: Clock) -> None:
+    """Else it would not be committed until somebody else had something to do."""
+    asked: list[bool] = []
+    broker.on_work = lambda: asked.append(True)
+    broker.delete_idle(clock())
+    assert not asked
+    clock.pass_minutes(5.1)
+    broker.delete_idle(clock())
+    assert asked
+
+
 @pytest.mark.parametrize(
     "use",
     [

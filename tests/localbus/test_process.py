@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
 
 from pairbus.localbus import LocalBus, LocalBusError
+from pairbus.localbus.fault_client import FaultClient
 from tests.localbus.process_fixtures import (
     FORGETS_SOCKETS,
     active,
@@ -246,3 +249,58 @@ def test_the_fixture_is_listed_with_its_meaning(pytester: pytest.Pytester) -> No
     """`pytest --fixtures` shows it."""
     result = pytester.runpytest_subprocess("--fixtures")
     result.stdout.fnmatch_lines(["localbus*", "*fresh, empty Service Bus namespace*"])
+
+
+# --- faults of a bus that does not answer ------------------------------------------------------------------
+
+
+def test_faults_of_a_bus_that_is_not_running_say_so(folders: Path) -> None:
+    """Killed, stopped or closed: LocalBusError with what to do, from every call, and it works again afterwards."""
+    with LocalBus() as bus:
+        create(bus, "orders")
+        faults = bus.faults
+        for end in (bus.kill, bus.stop):
+            end()
+            for use in (faults.list, faults.clear, faults.busy, lambda: bus.faults.drop("orders")):
+                with pytest.raises(LocalBusError, match=rf"127.0.0.1:{bus.port} is not running.*restart\(\)"):
+                    use()
+            bus.restart()
+            assert faults.list() == []
+    with pytest.raises(LocalBusError, match=r"was closed.*start\(\)"):
+        faults.list()
+
+
+def test_faults_of_a_paused_bus_say_so(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer in time: LocalBusError that asks whether it is paused; once resumed the same client works."""
+    with LocalBus() as bus:
+        faults = bus.faults
+        bus.pause()
+        with monkeypatch.context() as patch:
+            patch.setattr("pairbus.localbus.fault_client.ANSWER_SECONDS", 0.3)
+            with pytest.raises(LocalBusError, match=r"has not answered for 0.3 s: is it paused\? Call resume\(\)"):
+                faults.busy()
+        bus.resume()
+        faults.clear()
+        assert faults.list() == []
+
+
+def test_faults_of_something_else_on_the_port_say_so(folders: Path) -> None:
+    """A server that hangs up is no localbus any more: LocalBusError with what was seen."""
+    with LocalBus() as bus, socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        hanging_up = threading.Thread(target=lambda: stranger.accept()[0].close())
+        hanging_up.start()
+        with pytest.raises(LocalBusError, match=rf"127.0.0.1:{port} broke off"):
+            FaultClient("127.0.0.1", port, bus.connection_string, bus.ca_file).list()
+        hanging_up.join()
+
+
+def test_the_end_of_a_bus_does_not_hide_what_went_wrong_under_a_fault(folders: Path) -> None:
+    """The block's own error comes out of `during`, although the fault cannot be ended any more."""
+    with LocalBus() as bus:
+        with pytest.raises(ZeroDivisionError), bus.faults.during("busy"):  # noqa: PT012
+            bus.kill()
+            1 / 0  # noqa: B018
+        bus.restart()
+        with pytest.raises(LocalBusError, match="not running"), bus.faults.during("busy"):
+            bus.kill()

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from azure.servicebus import AutoLockRenewer as SyncAutoLockRenewer
-from azure.servicebus import ServiceBusMessage, ServiceBusReceiveMode
+from azure.servicebus import ServiceBusMessage, ServiceBusReceiveMode, ServiceBusSubQueue
+from azure.servicebus._pyamqp.error import AMQPError
 from azure.servicebus.aio import AutoLockRenewer, ServiceBusClient
 from azure.servicebus.exceptions import MessageLockLostError, ServiceBusQuotaExceededError
 
 from tests.localbus.scenarios import scenario
-from tests.localbus.sdk_clients import Place, soon
+from tests.localbus.sdk_clients import Place, soon, text_properties
 
 #: The same broker, but every answer waits for a commit.
 ON_A_STORE = True
@@ -72,6 +73,49 @@ async def test_settlements_at_once(at: Place) -> None:
     numbers = [message.sequence_number for n, message in enumerate(got) if n % 3 == 1]
     deferred = await receiver.receive_deferred_messages(numbers)
     assert [str(message) for message in deferred] == [str(n) for n in range(40) if n % 3 == 1]
+
+
+#: The outcome on the wire of each way to settle. The clients for .NET and Java send properties with it; the Python
+#: client's methods do not take any, so its link is used below them.
+OUTCOMES: dict[str, dict[str, Any]] = {
+    "abandon": {"outcome": "modified", "delivery_failed": True, "undeliverable_here": False},
+    "defer": {"outcome": "modified", "delivery_failed": True, "undeliverable_here": True},
+    "dead-letter": {"outcome": "rejected"},
+}
+
+
+@scenario("async", cases=OUTCOMES)
+async def test_settling_with_properties_changes_the_message(at: Place, case: str) -> None:
+    """Properties that come with abandon, defer or dead-letter are set on the message; the rest of it stays."""
+    queue = await at.queue()
+    before = {"kept": "yes", "changed": "old"}
+    await at.send(queue, ServiceBusMessage("x", message_id="m", application_properties=before))
+    receiver = at.receiver(queue)
+    message = await at.take_one(receiver)
+    changes = {b"changed": "new", b"added": 5}
+    options = dict(OUTCOMES[case])
+    if case == "dead-letter":
+        info = {b"DeadLetterReason": "why", b"DeadLetterErrorDescription": "how", **changes}
+        options["error"] = AMQPError(condition=b"com.microsoft:dead-letter", description="how", info=info)
+    else:
+        options["message_annotations"] = changes
+    await receiver.real._handler.settle_messages_async(
+        message._delivery_id, message._delivery_tag, await_outcome=True, outcome_timeout=10, **options
+    )
+    expected = {"kept": "yes", "changed": "new", "added": 5}
+    if case == "abandon":
+        again = await at.take_one(receiver)
+        assert again.delivery_count == 1
+    elif case == "defer":
+        assert await receiver.receive_messages(1, max_wait_time=1) == []
+        (again,) = await receiver.receive_deferred_messages(message.sequence_number)
+    else:
+        await at.settled(queue, dead_letter=1)
+        again = await at.take_one(at.receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER))
+        assert (again.dead_letter_reason, again.dead_letter_error_description) == ("why", "how")
+        expected |= {"DeadLetterReason": "why", "DeadLetterErrorDescription": "how"}
+    assert text_properties(again) == expected
+    assert (str(again), again.message_id, again.sequence_number) == ("x", "m", message.sequence_number)
 
 
 @scenario()

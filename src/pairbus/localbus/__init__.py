@@ -3,6 +3,7 @@
 `LocalBus` starts it as a process of its own; nothing else of pairbus imports this package.
 """
 
-from .process import LocalBus, LocalBusError
+from .errors import LocalBusError
+from .process import LocalBus
 
 __all__ = ["LocalBus", "LocalBusError"]

@@ -135,6 +135,7 @@ class Broker(Catalog):
             self._ready.pop(entity, None)
             self._stalled.pop(entity, None)
         self.on_deleted(entity)
+        self.on_work()  # a turn makes it durable: nobody waits for the end of what was only idle
 
     # --- taking in -------------------------------------------------------------------------------------
 

@@ -1,13 +1,14 @@
 """One client's AMQP connection: Proton's events in, link handlers and answers out.
 
 The transport gives bytes; the wire filter bounds and notes them; Proton makes events; each link has a handler. What
-must not be answered before it is durable goes through the server's `after_commit`.
+must not be answered before it is durable goes through `after_commit`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..domain.values import AmqpDecodeError
@@ -16,7 +17,7 @@ from .attach import attach
 from .auth import Grant, unauthorized
 from .conditions import BusError
 from .engine import Engine, lib
-from .fairness import PIECE_BYTES, SHARE_SECONDS
+from .fairness import PASSES, PIECE_BYTES, SHARE_SECONDS
 from .links import LinkHandler
 from .wire import PROTON_FRAME, FramingError, Inbound, Outbound
 
@@ -50,6 +51,8 @@ class AmqpConnection(asyncio.Protocol):
         self._handlers: dict[Any, LinkHandler] = {}
         self._transport: asyncio.Transport | None = None
         self._unread = b""
+        #: It says so much that it is worked for in shares: its answers come every few milliseconds.
+        self.patient = False
         self._closing = False
         self._closing_ticks = 0
         self._hang_up = False
@@ -83,6 +86,7 @@ class AmqpConnection(asyncio.Protocol):
             self._unread = data
             self._take_share()
         else:
+            self.patient = False
             self._take(data)
 
     def _take_share(self) -> None:
@@ -90,6 +94,7 @@ class AmqpConnection(asyncio.Protocol):
         if not self.alive or self._transport is None:
             return
         data, at = self._unread, 0
+        self.patient = True
         with self.server.patience():
             until = self.server.loop.time() + SHARE_SECONDS
             while at < len(data) and not self._closing:
@@ -100,9 +105,16 @@ class AmqpConnection(asyncio.Protocol):
         self._unread = b"" if self._closing else data[at:]
         if self._unread:
             self._transport.pause_reading()
-            self.server.loop.call_soon(self._take_share)
+            self._let_others(PASSES)
         elif self.writable and not self._transport.is_closing():
             self._transport.resume_reading()
+
+    def _let_others(self, passes: int) -> None:
+        """What the others said meanwhile is heard, and answered, before this client's next share."""
+        if passes > 0 or (passes > -PASSES and self.server.is_turn_due):
+            self.server.loop.call_soon(self._let_others, passes - 1)
+        else:
+            self._take_share()
 
     def _take_rest(self) -> None:
         data, self._unread = self._unread, b""
@@ -143,7 +155,7 @@ class AmqpConnection(asyncio.Protocol):
             self._gone(handler)
         self._handlers.clear()
         # Callbacks that wait for a commit may still hold pointers; they look at `alive` first.
-        self.server.after_commit(self._engine.free)
+        self.after_commit(self._engine.free)
 
     def pause_writing(self) -> None:
         self.writable = False
@@ -157,6 +169,10 @@ class AmqpConnection(asyncio.Protocol):
         for handler in list(self._handlers.values()):
             handler.on_flow()
         self.wants_output()
+
+    def after_commit(self, callback: Callable[[], None]) -> None:
+        """Call when everything applied so far is durable, after what was asked for this client before."""
+        self.server.after_commit(callback, self)
 
     # --- output ----------------------------------------------------------------------------------------
 
@@ -317,7 +333,7 @@ class AmqpConnection(asyncio.Protocol):
             lib.pn_link_detach(link)
         else:
             lib.pn_link_close(link)
-        self.server.after_commit(lambda: self._free(lib.pn_link_free, link))
+        self.after_commit(lambda: self._free(lib.pn_link_free, link))
 
     def _on_end(self, session: Any) -> None:
         for link in [each for each in self.unanswered if lib.pn_link_session(each) == session]:
@@ -327,7 +343,7 @@ class AmqpConnection(asyncio.Protocol):
                 del self._handlers[link]
                 self._gone(handler)
         lib.pn_session_close(session)
-        self.server.after_commit(lambda: self._free(lib.pn_session_free, session))
+        self.after_commit(lambda: self._free(lib.pn_session_free, session))
 
     def _free(self, function: Any, pointer: Any) -> None:
         if self.alive:

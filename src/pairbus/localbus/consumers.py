@@ -122,7 +122,7 @@ class Consumer(Outgoing):
         self.connection.wants_output()
         server = self.connection.server
         if server.faults.active and server.faults.drops(self.path, len(pairs)):
-            server.after_commit(self.connection.drop)
+            self.connection.after_commit(self.connection.drop)
 
     def on_delivery(self, delivery: Any) -> None:
         if not lib.pn_delivery_updated(delivery):
@@ -178,7 +178,7 @@ class Consumer(Outgoing):
                     engine.settle(delivery, outcome if error is None else engine.REJECTED, error)
                 self.connection.wants_output()
 
-        server.after_commit(confirm if not delay else lambda: server.later(self, delay, confirm))
+        self.connection.after_commit(confirm if not delay else lambda: server.later(self, delay, confirm))
 
     def _apply(self, delivery: Any, tag: bytes, outcome: int, now: float) -> None:
         queue = self.queue

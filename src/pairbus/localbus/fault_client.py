@@ -10,11 +10,15 @@ import json
 import ssl
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import quote_plus
 
+from .errors import LocalBusError
 from .faults import FaultError
+
+#: How long localbus may take to answer; one that is well takes a few milliseconds.
+ANSWER_SECONDS = 10.0
 
 
 class FaultClient:
@@ -101,8 +105,11 @@ class FaultClient:
         id = self._set(kind, entity, parameters, {})
         try:
             yield id
-        finally:
-            self.clear(id)
+        except BaseException:
+            with suppress(LocalBusError):  # what went wrong inside is what the caller must see
+                self.clear(id)
+            raise
+        self.clear(id)
 
     def _set(self, kind: str, entity: str, parameters: dict[str, Any], limits: dict[str, Any]) -> int:
         given = {key: value for key, value in {**parameters, **limits}.items() if value is not None}
@@ -110,22 +117,38 @@ class FaultClient:
         return int(found.get("id", 0))
 
     def _request(self, method: str, query: str, body: dict[str, Any] | None = None) -> Any:
-        context = ssl.create_default_context(cafile=self._ca_file)
-        connection = http.client.HTTPSConnection(self._host, self._port, timeout=10, context=context)
         try:
-            raw = None if body is None else json.dumps(body)
-            connection.request(method, f"/$localbus/faults{query}", raw, {"Authorization": self._token()})
-            response = connection.getresponse()
-            text = response.read().decode()
-        finally:
-            connection.close()
-        if response.status >= 400:
+            status, text = self._exchange(method, query, None if body is None else json.dumps(body))
+        except (OSError, http.client.HTTPException) as error:  # ssl.SSLError is an OSError
+            raise LocalBusError(self._why(error)) from error
+        if status >= 400:
             try:
                 text = json.loads(text)["error"]
             except (ValueError, KeyError, TypeError):
-                text = f"localbus answered {response.status}: {text}"
+                text = f"localbus answered {status}: {text}"
             raise FaultError(text)
         return json.loads(text)
+
+    def _exchange(self, method: str, query: str, body: str | None) -> tuple[int, str]:
+        context = ssl.create_default_context(cafile=self._ca_file)
+        connection = http.client.HTTPSConnection(self._host, self._port, timeout=ANSWER_SECONDS, context=context)
+        try:
+            connection.request(method, f"/$localbus/faults{query}", body, {"Authorization": self._token()})
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+    def _why(self, error: Exception) -> str:
+        """What is wrong with a localbus that gave no answer, and what would help."""
+        where = f"localbus on {self._host}:{self._port}"
+        if isinstance(error, TimeoutError):
+            return f"{where} has not answered for {ANSWER_SECONDS:g} s: is it paused? Call resume(), or restart()."
+        if isinstance(error, ConnectionRefusedError):
+            return f"{where} is not running: it was stopped or killed, and its faults are gone. Call restart()."
+        if isinstance(error, FileNotFoundError):
+            return f"{where} was closed, its certificate {self._ca_file} is gone. Call start() to have it again."
+        return f"{where} broke off instead of answering ({error!r}): it may just have ended. Call restart()."
 
     def _token(self) -> str:
         parts = dict(part.partition("=")[::2] for part in self._secrets.split(";") if part)

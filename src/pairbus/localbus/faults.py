@@ -34,6 +34,8 @@ _COMMON = ("entity", "kind", "count", "seconds")
 _DEFAULTS: dict[str, Any] = {"rate": 1.0, "condition": None, "description": None, "after": 0, "delay": 0.0, "limit": 0}
 #: These are states rather than strikes: there is nothing to count.
 _UNCOUNTED = ("black-hole", "latency", "size-limit")
+#: How many places are remembered with the faults that strike there.
+_REMEMBERED = 1000
 
 _LONGEST = 86400.0
 _REQUESTS = (
@@ -92,6 +94,8 @@ class Faults:
     _faults: dict[int, Fault] = field(default_factory=dict)
     _ids: Any = field(default_factory=lambda: itertools.count(1))
     _carried: dict[int, int] = field(default_factory=dict)
+    #: Path and kinds → the faults that strike there: who is struck asks for every message.
+    _struck: dict[tuple[str, tuple[str, ...]], list[Fault]] = field(default_factory=dict)
 
     # --- setting ---------------------------------------------------------------------------------------
 
@@ -127,17 +131,20 @@ class Faults:
     def add(self, fault: Fault) -> Fault:
         """Set a fault."""
         self._faults[fault.id] = fault
+        self._struck.clear()
         self.active = True
         return fault
 
     def remove(self, id: int) -> bool:
         """End a fault; False if there is none of that number (any more)."""
         found = self._faults.pop(id, None) is not None
+        self._struck.clear()
         self.active = bool(self._faults)
         return found
 
     def clear(self) -> None:
         self._faults.clear()
+        self._struck.clear()
         self.active = False
 
     def listed(self) -> list[dict[str, Any]]:
@@ -149,9 +156,15 @@ class Faults:
 
     def _for(self, path: str, *kinds: str) -> list[Fault]:
         now = self.clock()
+        found = self._struck.get((path, kinds))
+        if found is not None and not any(fault.ended(now) for fault in found):
+            return found
         for ended in [f.id for f in self._faults.values() if f.ended(now)]:
             self.remove(ended)
-        return [f for f in self._faults.values() if f.kind in kinds and f.strikes(path)]
+        if len(self._struck) >= _REMEMBERED:
+            self._struck.clear()
+        found = self._struck[path, kinds] = [f for f in self._faults.values() if f.kind in kinds and f.strikes(path)]
+        return found
 
     def _hits(self, fault: Fault) -> bool:
         if self.chance() >= fault.parameters.get("rate", 1.0):

@@ -87,7 +87,7 @@ class Requests(Incoming):
             if link is not None:
                 link.send(reply)
 
-        server.after_commit(send if not delay else lambda: server.later(self, delay, send))
+        connection.after_commit(send if not delay else lambda: server.later(self, delay, send))
 
     def respond(self, request: Request, fault: BusError | None) -> Reply:
         raise NotImplementedError

@@ -18,14 +18,11 @@ from types import TracebackType
 from typing import Any
 
 from .auth import DEFAULT_KEY_NAME
+from .errors import LocalBusError
 from .fault_client import FaultClient
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
-
-
-class LocalBusError(RuntimeError):
-    """localbus did not start or did not answer; the text holds what it said."""
 
 
 class LocalBus:

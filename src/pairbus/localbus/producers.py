@@ -68,7 +68,8 @@ class Producer(Incoming):
             drafts = read_batch(raw) if number == BATCH_FORMAT else [read_message(raw)]
             self._accept(drafts, raw, server.now())
             if server.faults.active and server.faults.drops(self.path, len(drafts)):
-                server.after_commit(self.connection.drop)  # what was taken in is kept; its answer is not heard
+                # What was taken in is kept; its answer is not heard.
+                self.connection.after_commit(self.connection.drop)
         except AmqpDecodeError as bad:
             error = BusError(conditions.DECODE_ERROR, f"The message cannot be read: {bad}.")
         except BusError as refused:
@@ -76,9 +77,10 @@ class Producer(Incoming):
         if silent:
             return
         if latency:
-            server.after_commit(lambda: server.later(self, latency, lambda: self.answer_if_alive(delivery, error)))
+            later = lambda: server.later(self, latency, lambda: self.answer_if_alive(delivery, error))  # noqa: E731
+            self.connection.after_commit(later)
         else:
-            server.after_commit(lambda: self.answer_if_alive(delivery, error))
+            self.connection.after_commit(lambda: self.answer_if_alive(delivery, error))
 
     def _accept(self, drafts: list[Draft], raw: bytes, now: float) -> None:
         broker = self.connection.server.broker

@@ -22,8 +22,9 @@ from .broker import Broker
 from .conditions import BusError
 from .connection import AmqpConnection
 from .consumers import Consumer, HubConsumer
+from .delays import Delays
 from .dispatch import Dispatcher
-from .fairness import PATIENCE_SECONDS, Talkers
+from .fairness import PATIENCE_SECONDS, Answers, Talkers
 from .faults import FaultError, Faults, covers, is_drop_now
 from .http import HttpProtocol, Request, Response
 from .hubs import Hub, Partition
@@ -62,11 +63,12 @@ class Server:
         self.operations = Operations(broker, broker.clock)
         self.failed: asyncio.Future[None] = self.loop.create_future()
         self._management = Management(broker, self._authorize_rest, self.committed, {FAULTS_PATH: self._handle_faults})
-        self._after: list[Callable[[], None]] = []
+        self._answers = Answers()
+        self._delays = Delays(self.loop)
         self._scheduled = False
         self._patient = self._wanted = False
         self._patience: asyncio.TimerHandle | None = None
-        self._turned_at = 0.0
+        self._answered_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._expiries: list[float] = []
@@ -89,6 +91,11 @@ class Server:
             self._scheduled = True
             self.loop.call_soon(self._turn)
 
+    @property
+    def is_turn_due(self) -> bool:
+        """Whether somebody is to be answered in the loop's next round."""
+        return self._scheduled
+
     @contextlib.contextmanager
     def patience(self) -> Iterator[None]:
         """What is done meanwhile asks for a turn, but not at once: more of its kind is coming."""
@@ -98,15 +105,18 @@ class Server:
         finally:
             self._patient = False
             if self._wanted:
-                wait = self._turned_at + PATIENCE_SECONDS - self.loop.time()
-                if wait <= 0:
-                    self.schedule()
-                elif self._patience is None:
-                    self._patience = self.loop.call_later(wait, self.schedule)
+                self._turn_in_a_moment()
 
-    def after_commit(self, callback: Callable[[], None]) -> None:
-        """Call when everything applied so far is durable."""
-        self._after.append(callback)
+    def _turn_in_a_moment(self) -> None:
+        wait = self._answered_at + PATIENCE_SECONDS - self.loop.time()
+        if wait <= 0:
+            self.schedule()
+        elif self._patience is None:
+            self._patience = self.loop.call_later(wait, self.schedule)
+
+    def after_commit(self, callback: Callable[[], None], connection: AmqpConnection | None = None) -> None:
+        """Call when everything applied so far is durable; a connection's calls keep their order."""
+        self._answers.add(callback, connection, patient=connection is not None and connection.patient)
         self.schedule()
 
     def later(self, handler: LinkHandler, seconds: float, callback: Callable[[], None]) -> None:
@@ -117,7 +127,7 @@ class Server:
                 callback()
                 self.schedule()
 
-        self.loop.call_later(seconds, run)
+        self._delays.call(seconds, run)
 
     async def committed(self) -> None:
         """Returns when everything applied so far is durable."""
@@ -145,8 +155,8 @@ class Server:
         now = self.now()
         ready = self.broker.turn(now)
         self.broker.store.commit()
-        callbacks, self._after = self._after, []
-        for callback in callbacks:
+        everybody = self.loop.time() >= self._answered_at + PATIENCE_SECONDS
+        for callback in self._answers.take(all_of_them=everybody):
             try:
                 callback()
             except Exception:
@@ -160,9 +170,15 @@ class Server:
         self.broker.store.commit()
         unwritten, self.unwritten = self.unwritten, set()
         for connection in unwritten:
-            connection.flush()
+            if everybody or not connection.patient:
+                connection.flush()
+            else:
+                self.unwritten.add(connection)
         self._set_timer()
-        self._turned_at = self.loop.time()
+        if everybody:
+            self._answered_at = self.loop.time()
+        elif self.unwritten or self._answers:
+            self._turn_in_a_moment()
 
     def _set_timer(self) -> None:
         due = min(self.broker.next_due(), self.dispatcher.next_deadline())
