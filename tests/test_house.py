@@ -59,6 +59,54 @@ def test_localbus_stands_alone(path: Path) -> None:
         assert not {name.partition(".")[0] for name in names} & WORLD
 
 
+@pytest.mark.parametrize("path", [p for p in MODULES if p.parent.name == "sending"], ids=lambda p: p.stem)
+def test_sending_knows_the_domain_and_no_engine(path: Path) -> None:
+    """A service that only sends needs the SDK and nothing else: no Spark, no Proton, nothing of the syphon."""
+    names = imported(path)
+    assert not {name.partition(".")[0] for name in names} & {"pyspark", "proton", "cproton_ffi", "pyarrow", "lark"}
+    ours = {name for name in names if name.startswith("pairbus.")}
+    homes = ("pairbus.domain", "pairbus.sending", "pairbus.errors", "pairbus.options", "pairbus.administration")
+    assert all(name.startswith(homes) for name in ours)
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if p.parent.name == "syphon"], ids=lambda p: p.stem)
+def test_the_syphon_knows_neither_spark_nor_the_sender(path: Path) -> None:
+    """It moves messages in any process: no Spark, no localbus, nothing of the paired sender."""
+    names = imported(path)
+    assert "pyspark" not in {name.partition(".")[0] for name in names}
+    ours = {name for name in names if name.startswith("pairbus.")}
+    homes = ("domain", "syphon", "errors", "options", "administration", "config")
+    homes = tuple(f"pairbus.{home}" for home in homes)
+    assert all(name.startswith(homes) for name in ours)
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if p.parent.name == "spark"], ids=lambda p: p.stem)
+def test_spark_runs_the_syphon_and_knows_no_broker(path: Path) -> None:
+    """The adapter to Spark: it knows the syphon and its configuration, nothing of the sender or of localbus."""
+    ours = {name for name in imported(path) if name.startswith("pairbus.")}
+    homes = (
+        "pairbus.domain",
+        "pairbus.syphon",
+        "pairbus.spark",
+        "pairbus.config",
+        "pairbus.errors",
+        "pairbus.options",
+        "pairbus.administration",
+    )
+    assert all(name.startswith(homes) for name in ours)
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if p.parent == SOURCE and p.name != "cli.py"], ids=lambda p: p.stem
+)
+def test_what_all_share_knows_none_of_them(path: Path) -> None:
+    """Options, errors and the like do not import Spark or the syphon; the package itself offers the sender."""
+    names = imported(path)
+    assert not {name.partition(".")[0] for name in names} & {"pyspark", "proton", "cproton_ffi", "pyarrow"}
+    others = ("pairbus.syphon", "pairbus.spark", "pairbus.localbus")
+    assert not any(name.startswith(others) for name in names)
+
+
 def test_nothing_else_imports_localbus() -> None:
     """Only the command line may, and it does so when it is asked for it."""
     others = [p for p in MODULES if p.parent.name != "localbus" and p.name != "cli.py"]

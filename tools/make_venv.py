@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 ROOT = Path(__file__).resolve().parent.parent
-# Not spark: nothing uses it yet, and it is 400 MB.
-EXTRAS = "dev,localbus,eventhubs"
+EXTRAS = "dev,localbus,eventhubs,spark"
 BUILT_FROM_SOURCE = "python-qpid-proton"
 
 

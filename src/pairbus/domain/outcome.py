@@ -1,0 +1,94 @@
+"""What can become of a message that a syphon takes up, and how it is told: rows for the ledger, one summary a queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Outcome(str, Enum):
+    """The fate of one message, as the ledger has it."""
+
+    #: Its destination has accepted it.
+    DELIVERED = "delivered"
+    #: It went to the backlog queue's own dead-letter queue; the row's reason says why.
+    DEAD_LETTERED = "dead-lettered"
+    #: Nobody can tell: an answer was lost, or the lock was. It is in the backlog still, or comes back to it, and may
+    #: arrive twice, with the same id.
+    IN_DOUBT = "in doubt"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What all rows of one journal have in common: whose backlog, which queue, and which try at it."""
+
+    #: The name of the primary namespace, which is part of the backlog queues' paths.
+    namespace: str
+    queue_index: int
+    #: The micro-batch, or the pass of a syphon without Spark.
+    batch: int = 0
+    #: Which try of that batch's task it was; unique within a run.
+    attempt: int = 0
+
+
+#: One row of `Rows`, in the order of its columns.
+Row = tuple[int, "str | None", "str | None", "str | None", str, "str | None", "int | None", int, int, int]
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows of the ledger, as columns.
+
+    Points in time are milliseconds since 1970, UTC.
+    """
+
+    sequence_number: list[int] = field(default_factory=list)
+    message_id: list[str | None] = field(default_factory=list)
+    session_id: list[str | None] = field(default_factory=list)
+    destination: list[str | None] = field(default_factory=list)
+    outcome: list[str] = field(default_factory=list)
+    reason: list[str | None] = field(default_factory=list)
+    parked_at: list[int | None] = field(default_factory=list)
+    settled_at: list[int] = field(default_factory=list)
+    size: list[int] = field(default_factory=list)
+    delivery_count: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, rows: list[Row]) -> Rows:
+        """Rows, one by one, as columns."""
+        return cls(*map(list, zip(*rows, strict=True)))
+
+    def __len__(self) -> int:
+        return len(self.sequence_number)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Messages that stay in the backlog because their destination does not take them now."""
+
+    destination: str
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSummary:
+    """What one drain of one backlog queue came to."""
+
+    queue_index: int
+    received: int = 0
+    delivered: int = 0
+    dead_lettered: int = 0
+    #: How many different messages were given back because their destination did not take them.
+    held: int = 0
+    in_doubt: int = 0
+    #: Bytes of the delivered messages.
+    bytes: int = 0
+    #: Billable operations: receives, sends, settlements, further 64 KB.
+    operations: int = 0
+    seconds: float = 0.0
+    #: Whether nothing was left at the end but what is held back.
+    empty: bool = False
+    held_for: tuple[Held, ...] = ()
+    #: What kept it from going on, if anything did.
+    error: str | None = None

@@ -1,0 +1,335 @@
+"""A pairing: two namespaces, their backlog queues, the entities that are sent to, and the end of all that."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Any, NoReturn
+
+from ..errors import OptionError, PairedNamespaceClosedError, PairingError
+from ..options import Namespace, PairingOptions, refuse_same
+from . import events
+from .entity import Entity, entity_name
+from .events import Announcer, Event
+from .hubs import PairedEventHubProducer, check_event_hubs
+from .lanes import Guard, Lanes
+from .parking import Backlog
+from .provisioning import provision
+from .sdk import again, describe, sender_to, service_bus_client
+from .sender import PairedSender
+from .status import Operations, PairingStatus
+from .syphoning import PairingSyphon
+
+#: How long one half may be open when the other is closed, and how long closing waits for connections to end.
+_HALF_SECONDS = 5.0
+#: How long one management call may take.
+_MANAGEMENT_SECONDS = 30.0
+
+
+def pair_namespaces(
+    primary: Namespace,
+    secondary: Namespace,
+    options: PairingOptions | None = None,
+    *,
+    event_hubs: Namespace | None = None,
+) -> PairedNamespace:
+    """Pair two namespaces; returns when every backlog queue was found or made, or as many as could be.
+
+    `event_hubs` is a namespace of Event Hubs, whose hubs are sent to as well; it needs `pairbus[eventhubs]`.
+    """
+    given: Any
+    for name, given in (("primary", primary), ("secondary", secondary)):
+        if not isinstance(given, Namespace):
+            raise OptionError(f"{name} must be a Namespace, not {type(given).__name__}")
+    if event_hubs is not None and not isinstance(event_hubs, Namespace):
+        raise OptionError(f"event_hubs must be a Namespace, not {type(event_hubs).__name__}")
+    options = PairingOptions() if options is None else options
+    if not isinstance(options, PairingOptions):
+        raise OptionError(f"options must be PairingOptions, not {type(options).__name__}")
+    refuse_same(primary, secondary)
+    if event_hubs is not None:
+        check_event_hubs(event_hubs, primary, secondary)
+    return PairedNamespace(primary, secondary, options, event_hubs)
+
+
+class Half:
+    """One of the two namespaces of a pairing."""
+
+    def __init__(self, pairing: PairedNamespace, role: str, namespace: Namespace) -> None:
+        self._pairing = pairing
+        self.role = role
+        self.namespace = namespace
+        self.closed = False
+        self.error: Exception | None = None
+
+    def close(self) -> None:
+        """Close this half; the other is to be closed within 5 s, or it is faulted."""
+        self._pairing._half_closed(self)
+
+    def fault(self, error: Exception) -> None:
+        """This half cannot go on: its sends raise this error from now on."""
+        self._pairing._half_faulted(self, error)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"faulted: {describe(self.error)}" if self.error else "open"
+        return f"<{self.role} {self.namespace.host}: {state}>"
+
+
+class PairedNamespace:
+    """Two paired namespaces, ready to be sent to. Made by `pair_namespaces`; a context manager."""
+
+    def __init__(
+        self, primary: Namespace, secondary: Namespace, options: PairingOptions, event_hubs: Namespace | None = None
+    ) -> None:
+        self.options = options
+        self.event_hubs = event_hubs
+        self.closing = threading.Event()
+        self._pid = os.getpid()
+        self._operations = Operations()
+        provisioned = provision(primary, secondary, options.backlog_queue_count, self._operations, _MANAGEMENT_SECONDS)
+        self._missing = provisioned.missing
+        self._lock = threading.Lock()
+        self._entities: dict[str, Entity] = {}
+        #: Why nothing can be sent any more, if so.
+        self.ended: Exception | None = None
+        self._finished = False
+        self._fault_timer: threading.Timer | None = None
+        self.primary = Half(self, "primary", primary)
+        self.secondary = Half(self, "secondary", secondary)
+        self._guard = Guard()
+        self._announcer = Announcer(options.on_event)
+        timeout = options.seconds("send_timeout")
+        self._primary_client = service_bus_client(primary, timeout)
+        self.backlog = Backlog(
+            service_bus_client(secondary, timeout),
+            provisioned,
+            options,
+            self._guard,
+            self._operations,
+            self._tell,
+            self.closing,
+        )
+        self._syphon: PairingSyphon | None = None
+        if options.enable_syphon:
+            try:
+                self._syphon = PairingSyphon(primary, secondary, event_hubs, options, self._operations, self._tell)
+            except BaseException:
+                self.close()
+                raise
+        for path, why in provisioned.missing.items():
+            self._tell(events.QUEUE_MISSING, queue=path, error=why)
+        for queue in provisioned.queues:
+            if queue.differences:
+                self._tell(events.QUEUE_DIFFERS, queue=queue.path, differences=dict(queue.differences))
+
+    # --- senders -----------------------------------------------------------------------------------------
+
+    def get_queue_sender(
+        self,
+        queue_name: str,
+        *,
+        client_identifier: str | None = None,
+        socket_timeout: float | None = None,
+    ) -> PairedSender:
+        """A sender to a queue of the primary.
+
+        Senders to one entity share its connections; the first one's `socket_timeout` holds for all of them.
+        """
+        return self._sender(queue_name, client_identifier, socket_timeout)
+
+    def get_topic_sender(
+        self,
+        topic_name: str,
+        *,
+        client_identifier: str | None = None,
+        socket_timeout: float | None = None,
+    ) -> PairedSender:
+        """A sender to a topic of the primary; see `get_queue_sender`."""
+        return self._sender(topic_name, client_identifier, socket_timeout)
+
+    def get_event_hub_producer(self, eventhub_name: str) -> PairedEventHubProducer:
+        """A producer to an event hub of the namespace that was given as `event_hubs`."""
+        self.check()
+        return PairedEventHubProducer(self, eventhub_name)
+
+    def _sender(self, path: Any, client_identifier: str | None, socket_timeout: float | None) -> PairedSender:
+        self.check()
+        if not isinstance(path, str) or not path.strip("/ "):
+            raise ValueError(f"the name of a queue or topic must be a string that is not empty, not {path!r}")
+        make = partial(sender_to, self._primary_client, path, socket_timeout=socket_timeout)
+        return PairedSender(self, self.entity(path, make), client_identifier)
+
+    def entity(self, path: str, make: Callable[[], Any], event_hubs: str | None = None) -> Entity:
+        """The one entity of that path, of the primary or of the event hubs' host; `make` makes a sender to it."""
+        # The service does not tell names apart by case: nor does a sender's health.
+        path = path.strip("/")
+        key = entity_name(path, event_hubs).lower()
+        with self._lock:
+            entity = self._entities.get(key)
+            if entity is None:
+                lanes = Lanes(make, self._guard)
+                entity = Entity(path, lanes, self.options, self._operations, self._tell, self.closing, event_hubs)
+                self._entities[key] = entity
+        return entity
+
+    def namespace_of(self, entity: Entity) -> str | None:
+        """The host that a parked message must name because it is not the primary's."""
+        return entity.event_hubs
+
+    # --- what is known -----------------------------------------------------------------------------------
+
+    def status(self) -> PairingStatus:
+        """Everything that is known, at this moment."""
+        with self._lock:
+            entities = dict(self._entities)
+        return PairingStatus(
+            primary=self.primary.namespace.host,
+            secondary=self.secondary.namespace.host,
+            entities={entity.name: entity.status() for entity in entities.values()},
+            queues=self.backlog.status(),
+            queues_asked=self.options.backlog_queue_count,
+            missing=dict(self._missing),
+            operations=self._operations.picture(send=sum(entity.billed for entity in entities.values())),
+            closed=self.primary.closed and self.secondary.closed,
+            event_hubs=self.event_hubs.host if self.event_hubs is not None else None,
+        )
+
+    @property
+    def backlog_queue_count(self) -> int:
+        """How many backlog queues are really available."""
+        return self.options.backlog_queue_count - len(self._missing)
+
+    def __repr__(self) -> str:
+        return f"<PairedNamespace {self.primary!r} {self.secondary!r}>"
+
+    def _tell(self, kind: str, *, entity: str | None = None, queue: str | None = None, **details: Any) -> None:
+        self._announcer.tell(Event(kind, self.primary.namespace.name, entity, queue, details))
+        if kind == events.FAILED_BACK and self._syphon is not None:
+            self._syphon.wake()
+
+    # --- where it may be used ------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Refuse use after the end, or in a process that a fork has made."""
+        if self.ended is not None:
+            raise again(self.ended)
+        if self.forked:
+            raise PairingError(
+                f"this pairing was opened in process {self._pid} and is used in {os.getpid()}, which a fork has made: "
+                "connections and threads do not survive a fork. Call pair_namespaces in the process that sends"
+            )
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is another process than the one that has made it: its connections are not ours to use or end."""
+        return os.getpid() != self._pid
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a PairedNamespace and its senders cannot be pickled: they hold connections and credentials. Call "
+            "pair_namespaces where it is used, on Spark for example inside foreachPartition"
+        )
+
+    # --- close and fault -----------------------------------------------------------------------------------
+
+    def __enter__(self) -> PairedNamespace:
+        self.check()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close both halves, stop pings and syphon; sends that are under way are cut off after 5 s. Once is enough."""
+        if self.forked:
+            return
+        with self._lock:
+            if self._finished:
+                return
+            self.primary.closed = self.secondary.closed = True
+            if self._fault_timer is not None:
+                self._fault_timer.cancel()
+            self.ended = self._closed_error("the pairing is closed")
+        deadline = time.monotonic() + _HALF_SECONDS
+        ending = self.backlog.close()
+        for entity in self._stop_pings():
+            ending += entity.lanes.close()
+        for thread in ending:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+        if self._syphon is not None:
+            self._syphon.join(max(deadline - time.monotonic(), 0.0))
+        self._guard.finish(deadline)
+        self._finish(deadline)  # not before: what Ctrl-C interrupts can be done again
+
+    def _finish(self, deadline: float) -> None:
+        with self._lock:
+            if self._finished:
+                return  # closed by another thread at the same time
+            self._finished = True
+        self._tell(events.CLOSED)
+        self._announcer.close(max(deadline - time.monotonic(), 0.1))
+
+    def _stop_pings(self) -> list[Entity]:
+        """No sender can use what a ping would find out: stop them all, and whoever waits to try again."""
+        self.closing.set()
+        if self._syphon is not None:
+            self._syphon.stop()
+        with self._lock:
+            entities = list(self._entities.values())
+        for entity in entities:
+            entity.stop_pings()
+        return entities
+
+    def _closed_error(self, what: str) -> PairedNamespaceClosedError:
+        primary, secondary = self.primary.namespace.host, self.secondary.namespace.host
+        return PairedNamespaceClosedError(
+            f"{what} (primary {primary}, secondary {secondary})", primary=primary, secondary=secondary
+        )
+
+    def _other(self, half: Half) -> Half:
+        return self.secondary if half is self.primary else self.primary
+
+    def _half_closed(self, half: Half) -> None:
+        other = self._other(half)
+        with self._lock:
+            if half.closed:
+                return
+            if not other.closed:
+                half.closed = True
+                half.error = self._closed_error(f"the {half.role} half is closed")
+                self.ended = self.ended or half.error
+                self._fault_timer = threading.Timer(_HALF_SECONDS, self._fault_other, (half, other))
+                self._fault_timer.daemon = True
+                self._fault_timer.name = f"pairbus-half {half.role}"
+                self._fault_timer.start()
+        if other.closed:
+            self.close()
+        else:
+            self._stop_pings()
+
+    def _fault_other(self, closed: Half, other: Half) -> None:
+        if not other.closed:
+            self._half_faulted(
+                other,
+                self._closed_error(
+                    f"the {other.role} half is faulted: the {closed.role} half was closed and it was not within "
+                    f"{_HALF_SECONDS:g} s"
+                ),
+            )
+
+    def _half_faulted(self, half: Half, error: Exception) -> None:
+        with self._lock:
+            if half.closed or half.error is not None:
+                return
+            half.error = self.ended = error
+        self._stop_pings()
+        self._tell(events.HALF_FAULTED, half=half.role, error=describe(error))
+        if self._syphon is not None:
+            # Whoever moves messages between the two sees it at once: one half without the other is of no use to it.
+            self._half_faulted(self._other(half), error)

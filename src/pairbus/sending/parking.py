@@ -1,0 +1,298 @@
+"""Parking: messages go to a backlog queue of the secondary, as bytes, and are restored by the syphon.
+
+All senders of a pairing share the rotation and the connections to the backlog queues.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from azure.servicebus import ServiceBusClient
+from azure.servicebus.exceptions import MessageSizeExceededError
+
+from ..domain import envelope
+from ..domain.backlog import Rotation
+from ..domain.cost import operations_of
+from ..errors import BacklogUnavailableError, NotParkableError
+from ..options import PairingOptions
+from . import events
+from .classification import Meaning, is_timeout, means
+from .lanes import Guard, Lane, Lanes
+from .provisioning import Provisioned
+from .sdk import (
+    BATCH_OVERHEAD,
+    MESSAGE_OVERHEAD,
+    Prepared,
+    describe,
+    encoded_members,
+    members,
+    raw_batch,
+    sender_to,
+)
+from .status import Operations, QueueStatus
+
+#: One queue that does not answer may take half of the time that is left, so that another can be tried; but no less
+#: than opening a link may take.
+_SHARE = 0.5
+_LEAST_SECONDS = 2.0
+_SHORTEST_SECONDS = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Parkable:
+    """Whether a message could be parked, and why not. True or false by itself."""
+
+    fits: bool
+    size: int
+    limit: int
+    added: int
+    why: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.fits
+
+
+class Parcel:
+    """Messages on their way to the backlog: each with the caller's object, and the bytes that are parked."""
+
+    def __init__(self, path: str, message: Any, namespace: str | None = None) -> None:
+        self.messages = members(message)
+        self.originals = encoded_members(message)
+        #: How many of them, from the first on, a backlog queue has accepted.
+        self.done = 0
+        self.parked: list[bytes] = []
+        self._prepared = message if isinstance(message, Prepared) else None
+        for raw in self.originals:
+            try:
+                self.parked.append(envelope.park(raw, path, os.urandom(16).hex(), namespace))
+            except envelope.NotParkableError as taken:
+                raise NotParkableError(
+                    f"A message cannot be parked, since it could not be restored: its {taken.property!r} "
+                    f"{taken.reason}.",
+                    self.messages,
+                    property_name=taken.property,
+                ) from None
+
+    @property
+    def size(self) -> int:
+        """Bytes that what is not parked yet would be as one batch for the primary."""
+        rest = self.originals[self.done :]
+        return sum(map(len, rest)) + MESSAGE_OVERHEAD * len(rest) + BATCH_OVERHEAD
+
+    @property
+    def rest(self) -> list[Any]:
+        """The caller's messages that are not parked yet."""
+        return self.messages[self.done :]
+
+    def unparked(self) -> Any:
+        """The same for the SDK's sender, as bytes: the caller may have changed the objects since."""
+        if self._prepared is not None:
+            return self._prepared.rest(self.done)
+        return raw_batch(self.originals[self.done :], self.rest)
+
+    def check(self, index: int, limit: int) -> Parkable:
+        """Whether a message fits a backlog queue's limit."""
+        size = len(self.parked[index]) + MESSAGE_OVERHEAD + BATCH_OVERHEAD
+        added = size - len(self.originals[index])
+        if size <= limit:
+            return Parkable(True, size, limit, added)
+        why = (
+            f"A message of {size - added:,} bytes cannot be parked: with the {added:,} bytes that parking adds it has "
+            f"{size:,}, and a backlog queue takes {limit:,}."
+        )
+        return Parkable(False, size, limit, added, why)
+
+    def refuse_too_large(self, limit: int) -> None:
+        """Refuse before anything more is sent if a message does not fit."""
+        for index in range(self.done, len(self.parked)):
+            found = self.check(index, limit)
+            if not found:
+                assert found.why is not None
+                raise NotParkableError(found.why, self.rest, size=found.size, limit=limit, added=found.added)
+
+    def part(self, limit: int, most: int) -> list[bytes]:
+        """The next messages that fit one batch, at least one and at most so many."""
+        room, end = limit - BATCH_OVERHEAD, self.done
+        while end < min(len(self.parked), self.done + most) and len(self.parked[end]) + MESSAGE_OVERHEAD <= room:
+            room -= len(self.parked[end]) + MESSAGE_OVERHEAD
+            end += 1
+        return self.parked[self.done : max(end, self.done + 1)]
+
+
+def examine(path: str, message: Any, namespace: str | None, limit: int) -> Parkable:
+    """Whether a message could be parked; of several, the one that fits least tells."""
+    try:
+        parcel = Parcel(path, message, namespace)
+    except NotParkableError as error:
+        return Parkable(False, 0, limit, 0, str(error))
+    found = [parcel.check(index, limit) for index in range(len(parcel.parked))]
+    return max(found, key=lambda each: each.size, default=Parkable(True, 0, limit, 0))
+
+
+class Backlog:
+    """The backlog queues of a pairing, as its senders use them."""
+
+    def __init__(
+        self,
+        client: ServiceBusClient,
+        provisioned: Provisioned,
+        options: PairingOptions,
+        guard: Guard,
+        operations: Operations,
+        tell: Callable[..., None],
+        closing: threading.Event,
+    ) -> None:
+        self._queues = {queue.path: queue for queue in provisioned.queues}
+        self._rotation = Rotation(tuple(self._queues), options.seconds("ping_primary_interval"))
+        self._limit_of_all = min(queue.limit for queue in provisioned.queues)
+        self._lanes = {path: Lanes(partial(sender_to, client, path), guard) for path in self._queues}
+        self._parked = dict.fromkeys(self._queues, 0)
+        self._busy_wait = options.seconds("server_busy_wait")
+        self._operations = operations
+        self._tell = tell
+        self._closing = closing
+        self._lock = threading.Lock()
+
+    @property
+    def limit(self) -> int:
+        """The largest batch that every backlog queue takes, as far as is known."""
+        return self._limit_of_all
+
+    def _learn(self, lanes: Lanes, lane: Lane) -> None:
+        """An open link has told its limit."""
+        if lane.limit and lane.limit != lanes.limit:
+            lanes.limit = lane.limit
+            self._limit_of_all = min(self._limit(path) for path in self._queues)
+
+    def _limit(self, path: str) -> int:
+        return self._lanes[path].limit or self._queues[path].limit
+
+    def park(self, parcel: Parcel, current: str | None, timeout: float, stop: Callable[[], bool]) -> str | None:
+        """Park what is left of a parcel until all is, or until `stop` says that the primary is back, or the pairing
+        closes.
+
+        Returns the queue that it used last. `parcel.done` says how far it came, also when this raises.
+        """
+        parcel.refuse_too_large(self.limit)
+        deadline = time.monotonic() + timeout
+        tried: set[str] = set()
+        most = len(parcel.parked)
+        waited = False
+        refused: NotParkableError | None = None
+        while parcel.done < len(parcel.parked) and not stop() and not self._closing.is_set():
+            now = time.monotonic()
+            with self._lock:
+                queue = self._rotation.pick(current, now, tried)
+                others = self._rotation.left(now, tried) > 1
+            if queue is None and refused is not None:
+                raise refused
+            if queue is None or now >= deadline:
+                raise self.unavailable(parcel.rest)
+            part = parcel.part(self._limit(queue), most)
+            patience = max((deadline - now) * _SHARE, min(_LEAST_SECONDS, deadline - now)) if others else deadline - now
+            error = self._send(queue, part, patience)
+            if error is None:
+                parcel.done += len(part)
+                current = queue
+                continue
+            if isinstance(error, MessageSizeExceededError):
+                parcel.refuse_too_large(self._limit(queue))  # the link has told its limit meanwhile
+                if len(part) > 1:
+                    most = len(part) // 2  # it takes less than it says
+                else:
+                    # The message is to blame, not the queue: others may be parked there.
+                    tried.add(queue)
+                    refused = self._too_large(parcel, queue, error)
+                continue
+            if means(error) is Meaning.BUSY and not waited and now + self._busy_wait < deadline:
+                waited = True
+                self._closing.wait(self._busy_wait)
+                continue
+            tried.add(queue)
+            if patience >= _LEAST_SECONDS or not is_timeout(error):  # too little time says nothing about the queue
+                self._leave(queue, error)
+        return current
+
+    def _send(self, queue: str, messages: Sequence[bytes], timeout: float) -> Exception | None:
+        """Send one batch to one queue; the error, if it was not accepted. A stale connection is replaced."""
+        lanes = self._lanes[queue]
+        deadline = time.monotonic() + timeout
+        while True:
+            lane = lanes.take()
+            stale = lane.opened
+            try:
+                lane.send(raw_batch(messages), max(deadline - time.monotonic(), _SHORTEST_SECONDS))
+            except Exception as error:
+                self._learn(lanes, lane)
+                lanes.drop(lane)
+                if stale and _may_be_stale(error) and time.monotonic() < deadline:
+                    lanes.drop_idle()
+                    continue
+                return error
+            except BaseException:  # Ctrl-C
+                lanes.drop(lane)
+                raise
+            self._learn(lanes, lane)
+            lanes.give(lane)
+            break
+        with self._lock:
+            self._parked[queue] += len(messages)
+            back = self._rotation.took(queue)
+        if back:
+            self._tell(events.QUEUE_BACK, queue=queue)
+        self._operations.add("park", sum(operations_of(len(each)) for each in messages))
+        return None
+
+    def _leave(self, queue: str, error: Exception) -> None:
+        with self._lock:
+            news = self._rotation.leave(queue, time.monotonic(), describe(error))
+        if news:
+            self._tell(events.QUEUE_LEFT, queue=queue, error=describe(error))
+
+    def unavailable(self, messages: list[Any]) -> BacklogUnavailableError:
+        with self._lock:
+            reasons = self._rotation.reasons()
+        said = "; ".join(f"{queue}: {why}" for queue, why in list(reasons.items())[:3])
+        if len(reasons) > 3:
+            said += f"; and {len(reasons) - 3} more, see `reasons`"
+        return BacklogUnavailableError(
+            f"{len(messages)} message(s) were not accepted anywhere: the primary is failed over and no backlog queue "
+            f"took them ({said or 'none answered in time'}). They are in the error's `messages`.",
+            messages,
+            reasons,
+        )
+
+    def _too_large(self, parcel: Parcel, queue: str, error: Exception) -> NotParkableError:
+        found = parcel.check(parcel.done, self._limit(queue))
+        return NotParkableError(
+            f"A message of {found.size - found.added:,} bytes cannot be parked: with the {found.added:,} bytes that "
+            f"parking adds it is too large for {queue}, which should take {found.limit:,}: {describe(error)}",
+            parcel.rest,
+            size=found.size,
+            limit=found.limit,
+            added=found.added,
+        )
+
+    def status(self) -> dict[str, QueueStatus]:
+        now = time.monotonic()
+        found = {}
+        for path, queue in self._queues.items():
+            absence = self._rotation.absence(path, now)
+            found[path] = QueueStatus(
+                path, absence is None, absence.why if absence else None, self._parked[path], queue.differences
+            )
+        return found
+
+    def close(self) -> list[threading.Thread]:
+        return [thread for lanes in self._lanes.values() for thread in lanes.close()]
+
+
+def _may_be_stale(error: Exception) -> bool:
+    """Whether a new connection may mend it."""
+    return means(error) is not Meaning.BUSY and not isinstance(error, MessageSizeExceededError)

@@ -1,0 +1,282 @@
+"""Everything that pairbus must know of the Azure SDK beyond its documented surface, in one place.
+
+The SDK never shows the bytes of a message. Two of its inner parts are used here and nowhere else: its encoder, so that
+a parked message is the one that would have been sent, and the list of encoded messages inside a batch, so that parked
+bytes are sent by the SDK's own sender as they are. Its connections are reached into to cut them, to tend them, and to
+hear why a token was refused. `tests/sending/test_sdk.py` pins all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from azure.servicebus import (
+    ServiceBusClient,
+    ServiceBusMessage,
+    ServiceBusMessageBatch,
+    ServiceBusSender,
+    TransportType,
+)
+from azure.servicebus._common.utils import transform_outbound_messages
+from azure.servicebus._pyamqp.constants import LinkState
+from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
+from azure.servicebus.amqp import AmqpAnnotatedMessage
+from azure.servicebus.exceptions import ServiceBusError
+
+from ..domain.cost import operations_of
+from ..options import Namespace
+
+#: Bytes that a batch takes beyond its messages, and a message in it beyond itself: never less than the SDK reckons.
+BATCH_OVERHEAD, MESSAGE_OVERHEAD = 64, 8
+#: What a backlog queue takes at least, where nobody has said how much it takes.
+STANDARD_LIMIT = 256 * 1024
+#: However large single messages may be, a batch may not be larger than this.
+PREMIUM_BATCH_LIMIT = 1024 * 1024
+
+#: On a copy of a message: the caller's own object.
+_ORIGINAL = "_pairbus_original"
+_SECRET = re.compile(r"(?i)\b(sig|skn|SharedAccessKey|SharedAccessSignature|token)=[^&;\s'\"]+")
+_JWT = re.compile(r"\beyJ[\w-]+\.[\w-]+(?:\.[\w-]*)?")
+
+
+# --- clients -----------------------------------------------------------------------------------------------------
+
+
+def service_bus_client(namespace: Namespace, try_timeout: float) -> ServiceBusClient:
+    """A client that tries once: how often, how long and when to try again is decided by the paired sender."""
+    options: dict[str, Any] = {"retry_total": 0, "try_timeout": try_timeout, "use_tls": namespace.use_tls}
+    if namespace.ca_file is not None:
+        options["connection_verify"] = str(namespace.ca_file)
+    if namespace.use_tls and port_of(namespace.host) is not None:
+        # Over TLS the SDK dials 5671 whatever the host says, unless it is told so here.
+        options |= {"custom_endpoint_address": f"sb://{namespace.host}", "transport_type": TransportType.Amqp}
+    return ServiceBusClient(namespace.host, namespace.credential, **options)
+
+
+def port_of(host: str) -> str | None:
+    """The port that a host names."""
+    found = re.search(r":(\d+)$", host)
+    return found.group(1) if found and not host.endswith("]") else None
+
+
+def sender_to(client: ServiceBusClient, path: str, socket_timeout: float | None = None) -> ServiceBusSender:
+    """A sender to a queue or topic, without the SDK's thread a connection that keeps it alive: see `tend`."""
+    sender = client.get_queue_sender(path, keep_alive=None, socket_timeout=socket_timeout)
+    keep_refusals(sender)
+    return sender
+
+
+def keep_refusals(sender: Any) -> None:
+    """Keep the status with which a token is refused: the SDK drops it when a condition comes along with it.
+
+    Without it nothing tells an entity that does not exist from a service that is out of order.
+    """
+    create = sender._create_handler
+
+    def create_handler(auth: Any) -> None:
+        create(auth)
+        handler = sender._handler
+        begin = handler.open
+
+        def open_handler(connection: Any = None) -> None:
+            begin(connection=connection)
+            authenticator = handler._cbs_authenticator
+            if authenticator is not None:
+                authenticator._on_execute_operation_complete = partial(_token_answered, authenticator)
+
+        handler.open = open_handler
+
+    sender._create_handler = create_handler
+
+
+def _token_answered(authenticator: Any, result: Any, status: Any, description: Any, *others: Any, **named: Any) -> None:
+    type(authenticator)._on_execute_operation_complete(authenticator, result, status, description, *others, **named)
+    if authenticator._token_status_code is None:
+        authenticator._token_status_code = status
+        authenticator._token_status_description = description
+
+
+def tend(sender: Any) -> None:
+    """Let an idle connection say that it is alive and hear what came; raises if it is dead."""
+    handler = sender._handler
+    handler._connection.listen(wait=False)
+    if handler._link.get_state().value != LinkState.ATTACHED.value:  # azure-eventhub has an enumeration of its own
+        raise ConnectionError("the link is detached")
+
+
+def shut(sender: Any) -> None:
+    """Cut a sender's connection from outside: whoever waits on it wakes up with an error."""
+    handler = sender._handler
+    with contextlib.suppress(AttributeError, OSError):
+        handler._connection._transport.sock.shutdown(socket.SHUT_RDWR)
+
+
+# --- messages ----------------------------------------------------------------------------------------------------
+
+
+class Prepared(ABC):
+    """What one call sends through another SDK than Service Bus's: one thing to send, of as many events as it has."""
+
+    #: How many events it has.
+    count: int
+
+    @abstractmethod
+    def members(self) -> list[Any]:
+        """The caller's events, one by one."""
+
+    @abstractmethod
+    def encoded(self) -> list[bytes]:
+        """Each event as it would be on the wire. Raises what its SDK raises for it."""
+
+    @abstractmethod
+    def billed(self) -> int:
+        """How many operations sending it is billed as."""
+
+    @abstractmethod
+    def rest(self, start: int) -> Prepared:
+        """The same without its first events."""
+
+
+def is_many(message: Any) -> bool:
+    """Whether the SDK would take this as several messages: a batch, or anything that can be iterated over."""
+    if isinstance(message, (ServiceBusMessage, Mapping)):
+        return False
+    return isinstance(message, (ServiceBusMessageBatch, Iterable))
+
+
+def members(message: Any) -> list[Any]:
+    """The messages of what was given to be sent, one by one; the caller's own objects, where `unshared` made copies."""
+    if isinstance(message, ServiceBusMessageBatch):
+        return list(message._messages)
+    if isinstance(message, Prepared):
+        return message.members()
+    return [getattr(each, _ORIGINAL, each) for each in (message if is_many(message) else [message])]
+
+
+def unshared(message: Any) -> Any:
+    """The message, or a copy where the SDK would change it: it decodes bytes in application properties in place.
+
+    A dictionary becomes a message, so that it has one id wherever it ends up.
+    """
+    properties: Any
+    twin: Any
+    if isinstance(message, Mapping):
+        return _from_mapping(message)
+    properties = getattr(message, "application_properties", None)
+    if not _has_bytes(properties):
+        return message
+    twin = copy.copy(message)
+    if isinstance(twin, ServiceBusMessage):
+        twin._raw_amqp_message = copy.copy(message._raw_amqp_message)
+    twin.application_properties = dict(properties)
+    setattr(twin, _ORIGINAL, message)
+    return twin
+
+
+def _from_mapping(message: Mapping[str, Any]) -> Any:
+    """What the SDK makes of a dictionary, made once: it would give it another message id each time."""
+    properties = message.get("application_properties")
+    try:
+        twin = ServiceBusMessage(
+            **{**message, "application_properties": dict(properties) if properties else properties}
+        )
+    except (TypeError, ValueError):
+        return message  # the SDK says what is wrong with it
+    setattr(twin, _ORIGINAL, message)
+    return twin
+
+
+def _has_bytes(properties: Any) -> bool:
+    if not properties:
+        return False
+    return any(isinstance(value, bytes) for value in properties.values())
+
+
+def billed(message: Any) -> int:
+    """How many operations a send is billed as: by the bodies' sizes, which are at hand without encoding anything."""
+    if isinstance(message, ServiceBusMessage):
+        message = message._raw_amqp_message
+    if isinstance(message, AmqpAnnotatedMessage):
+        body: Any = message._data_body
+        return operations_of(sum(map(len, body))) if body else 1
+    if isinstance(message, ServiceBusMessageBatch):
+        return sum(operations_of(len(each)) for each in message._message[5])
+    if isinstance(message, Prepared):
+        return message.billed()
+    return sum(map(billed, message)) if is_many(message) else 1
+
+
+def encoded(message: Any) -> bytes:
+    """A single message, as the SDK would put it on the wire. Raises what the SDK's encoder raises."""
+    return bytes(PyamqpTransport.encode_message(_outgoing(message)))
+
+
+def _outgoing(message: Any) -> Any:
+    return transform_outbound_messages(unshared(message), ServiceBusMessage, PyamqpTransport.to_outgoing_amqp_message)
+
+
+def encoded_members(message: Any) -> list[bytes]:
+    """All messages of what was given to be sent, encoded. Raises what the SDK's sender raises for it."""
+    if isinstance(message, ServiceBusMessageBatch):
+        return [bytes(each) for each in message._message[5]]
+    if isinstance(message, Prepared):
+        return message.encoded()
+    if is_many(message):
+        return [encoded(each) for each in message]
+    outgoing = _outgoing(message)
+    try:
+        return [bytes(PyamqpTransport.encode_message(outgoing))]
+    except Exception as error:  # where the SDK sends a single message, it gives its own class to this
+        raise ServiceBusError(message=f"Handler failed: {error}.", error=error) from error
+
+
+def raw_batch(messages: Sequence[bytes], objects: Sequence[Any] = ()) -> ServiceBusMessageBatch:
+    """Encoded messages as a batch that the SDK's sender sends as they are.
+
+    Where they go to where they were meant to, `objects` are the caller's: as in the SDK's own batches, the first one
+    tells the session and the partition key of the whole.
+    """
+    batch = ServiceBusMessageBatch(max_size_in_bytes=2**31)
+    batch._message[5].extend(bytearray(each) for each in messages)
+    batch._count = len(messages)
+    batch._messages = list(objects)
+    if objects and isinstance(objects[0], ServiceBusMessage):
+        first = objects[0]
+        PyamqpTransport.set_batch_envelope_properties(
+            batch._message, first.message_id, first.session_id, first.partition_key
+        )
+    return batch
+
+
+def empty_batch(limit: int) -> ServiceBusMessageBatch:
+    """A batch for a caller to fill, when the primary cannot be asked for its limit."""
+    return ServiceBusMessageBatch(max_size_in_bytes=limit)
+
+
+def again(error: Exception) -> Exception:
+    """The same error, to be raised once more for somebody else."""
+    try:
+        twin: Exception = type(error)(message=str(error))  # type: ignore[call-arg]
+    except Exception:
+        try:
+            twin = copy.copy(error)
+        except Exception:
+            return error  # a class that cannot be made from what it holds: then all callers share it
+    for name in ("_condition", "_status_code", "inner_exception", "status_code"):
+        if hasattr(error, name):
+            setattr(twin, name, getattr(error, name))
+    twin.__cause__ = error.__cause__
+    return twin
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line, without anything secret."""
+    text = _JWT.sub("***", _SECRET.sub(r"\1=***", " ".join(str(error).split())))[:500]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

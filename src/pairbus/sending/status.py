@@ -1,0 +1,82 @@
+"""What a pairing knows of itself: frozen pictures for people and monitors, and the count of billable operations."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+
+class Operations:
+    """Billable operations, counted by kind as they happen."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, kind: str, count: int) -> None:
+        with self._lock:
+            self._counts[kind] += count
+
+    def picture(self, **others: int) -> dict[str, int]:
+        """All kinds that have happened, with those that are counted elsewhere."""
+        with self._lock:
+            return {kind: count for kind, count in (self._counts + Counter(others)).items() if count}
+
+
+@dataclass(frozen=True, slots=True)
+class EntityStatus:
+    """One destination."""
+
+    path: str
+    state: str
+    since: datetime
+    last_error: str | None
+    last_error_at: datetime | None
+    last_ping_at: datetime | None
+    last_ping_error: str | None
+    sent: int
+    parked: int
+    #: The host of the event hubs namespace, for an event hub or a partition.
+    event_hubs: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """One backlog queue: whether it is in the rotation, why not, and where it is not as pairbus makes them."""
+
+    path: str
+    in_rotation: bool
+    why: str | None
+    parked: int
+    differences: Mapping[str, tuple[Any, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class PairingStatus:
+    """All of a pairing at one moment."""
+
+    primary: str
+    secondary: str
+    entities: Mapping[str, EntityStatus]
+    queues: Mapping[str, QueueStatus]
+    #: Backlog queues asked for; `len(queues)` are really there, `missing` says why the others are not.
+    queues_asked: int
+    missing: Mapping[str, str]
+    #: Billable operations by kind: send, park, ping, management.
+    operations: Mapping[str, int]
+    closed: bool
+    #: The host of the event hubs namespace, if the pairing has one.
+    event_hubs: str | None = None
+
+    @property
+    def queues_available(self) -> int:
+        """Backlog queues that exist."""
+        return len(self.queues)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain dictionaries, for a log or a health endpoint."""
+        return asdict(self)

@@ -1,0 +1,182 @@
+"""Every way in: each credential for provisioning, for sending and for parking, plain and over TLS."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import ServiceBusError
+
+from pairbus import Namespace, PairingError, ProvisioningError
+from pairbus.localbus import LocalBus
+from pairbus.localbus.auth import DEFAULT_KEY_NAME
+from tests.localbus.process_fixtures import key_of, sas_token
+from tests.sending.conftest import Pair, wait_until
+
+
+class Entra:
+    """A credential as those of azure-identity are: it has `get_token`, and gives what looks like a JWT."""
+
+    def __init__(self) -> None:
+        self.scopes: list[tuple[str, ...]] = []
+
+    def get_token(self, *scopes: str, **kwargs: Any) -> AccessToken:
+        self.scopes.append(scopes)
+        parts = ({"alg": "none"}, {"aud": "https://servicebus.azure.net", "exp": int(time.time()) + 3600})
+        coded = [base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts]
+        return AccessToken(f"{coded[0]}.{coded[1]}.signature", int(time.time()) + 3600)
+
+
+def signature(bus: LocalBus) -> str:
+    """A signature for the whole namespace."""
+    return sas_token(f"sb://127.0.0.1:{bus.port}/", DEFAULT_KEY_NAME, key_of(bus.connection_string), time.time() + 600)
+
+
+def by_key(bus: LocalBus, name: str) -> Namespace:
+    return Namespace.from_connection_string(bus.connection_string, name=name, ca_file=bus.ca_file)
+
+
+def by_signature(bus: LocalBus, name: str) -> Namespace:
+    text = f"Endpoint=sb://127.0.0.1:{bus.port};SharedAccessSignature={signature(bus)};UseDevelopmentEmulator=true"
+    return Namespace.from_connection_string(text, name=name, ca_file=bus.ca_file)
+
+
+def by_sas_credential(bus: LocalBus, name: str) -> Namespace:
+    host = f"127.0.0.1:{bus.port}"
+    return Namespace(host, credential=AzureSasCredential(signature(bus)), name=name, ca_file=bus.ca_file, use_tls=False)
+
+
+def by_named_key(bus: LocalBus, name: str) -> Namespace:
+    named = AzureNamedKeyCredential(DEFAULT_KEY_NAME, key_of(bus.connection_string))
+    return Namespace(f"127.0.0.1:{bus.port}", credential=named, name=name, ca_file=bus.ca_file, use_tls=False)
+
+
+def by_token(bus: LocalBus, name: str) -> Namespace:
+    return Namespace(f"127.0.0.1:{bus.port}", credential=Entra(), name=name, ca_file=bus.ca_file, use_tls=False)
+
+
+def over_tls(bus: LocalBus, name: str) -> Namespace:
+    return Namespace.from_connection_string(bus.tls_connection_string, name=name, ca_file=bus.ca_file)
+
+
+def over_tls_by_token(bus: LocalBus, name: str) -> Namespace:
+    return Namespace(f"127.0.0.1:{bus.port}", credential=Entra(), name=name, ca_file=bus.ca_file)
+
+
+WAYS = [by_key, by_signature, by_sas_credential, by_named_key, by_token, over_tls, over_tls_by_token]
+
+
+def story(pair: Pair, way: Callable[[LocalBus, str], Namespace]) -> tuple[int, int, list[Namespace]]:
+    """Provision, send, park, wait for the failback, send again: what is where, and the namespaces that were used."""
+    queue = pair.queue()
+    places = [way(pair.primary, pair.name), way(pair.secondary, "backup")]
+    with (
+        pair.pairing(primary=places[0], secondary=places[1], ping_primary_interval=1) as bus,
+        bus.get_queue_sender(queue) as sender,
+    ):
+        sender.send_messages(ServiceBusMessage("direct"))
+        fault = pair.primary.faults.unavailable(queue)
+        sender.send_messages(ServiceBusMessage("parked"), timeout=1.5)
+        pair.primary.faults.clear(fault)
+        wait_until(lambda: bus.status().entities[queue].state == "available")
+        sender.send_messages(ServiceBusMessage("again"))
+    return pair.arrived(queue), pair.parked(), places
+
+
+@pytest.fixture(scope="module")
+def stories() -> Iterator[dict[Any, Future[tuple[int, int, list[Namespace]]]]]:
+    """The story with each credential, side by side, in two namespaces that take Entra tokens as well."""
+    with (
+        LocalBus("contoso", accept_any_jwt=True) as primary,
+        LocalBus("backup", accept_any_jwt=True) as secondary,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        yield {way: pool.submit(story, Pair(primary, secondary), way) for way in WAYS}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: str(way.__name__))
+def test_each_credential_opens_provisioning_sending_and_parking(
+    stories: dict[Any, Future[tuple[int, int, list[Namespace]]]], way: Callable[[LocalBus, str], Namespace]
+) -> None:
+    """One and the same credential makes the backlog queues, sends, parks, and pings the primary back."""
+    arrived, parked, places = stories[way].result(60)
+    assert (arrived, parked) == (2, 1)
+    for place in places:
+        if isinstance(place.credential, Entra):
+            asked = {scope for scopes in place.credential.scopes for scope in scopes}
+            assert {scope.replace("net//", "net/") for scope in asked} == {"https://servicebus.azure.net/.default"}
+
+
+def test_a_token_that_is_refused_is_no_outage(pair: Pair) -> None:
+    """Entra tokens where none are taken: provisioning says so at once; for the primary the send raises, unparked."""
+    with pytest.raises(PairingError, match="does not let this credential") as raised:
+        pair.pairing(secondary=by_token(pair.secondary, "backup"))
+    assert not isinstance(raised.value, ProvisioningError)
+    queue = pair.queue()
+    bus = pair.pairing(primary=by_token(pair.primary, pair.name))
+    with pytest.raises(ServiceBusError):
+        bus.get_queue_sender(queue).send_messages(ServiceBusMessage("refused"))
+    assert bus.status().entities[queue].state == "available"
+    assert pair.parked() == 0
+
+
+def test_an_expired_signature_is_no_outage(pair: Pair) -> None:
+    """A shared access signature past its time: refused by both planes as a fault of the credential."""
+    old = sas_token(
+        f"sb://127.0.0.1:{pair.secondary.port}/",
+        DEFAULT_KEY_NAME,
+        key_of(pair.secondary.connection_string),
+        time.time() - 60,
+    )
+    place = Namespace(
+        f"127.0.0.1:{pair.secondary.port}",
+        credential=AzureSasCredential(old),
+        name="backup",
+        ca_file=pair.secondary.ca_file,
+        use_tls=False,
+    )
+    with pytest.raises(PairingError, match="ExpiredToken"):
+        pair.pairing(secondary=place)
+
+
+def test_a_renewed_signature_is_used_by_the_next_connection(pair: Pair) -> None:
+    """`AzureSasCredential.update` while a pairing is open: what is opened from then on uses the new one."""
+    queue = pair.queue()
+    place = by_sas_credential(pair.primary, pair.name)
+    good = place.credential.signature
+    bus = pair.pairing(primary=place)
+    place.credential.update(good.replace("sig=", "sig=AAAA"))
+    with pytest.raises(ServiceBusError):
+        bus.get_queue_sender(queue).send_messages(ServiceBusMessage("refused"))
+    place.credential.update(good)
+    bus.get_queue_sender(queue).send_messages(ServiceBusMessage("direct"))
+    assert pair.bodies(queue) == ["direct"]
+
+
+def test_a_secondary_signed_by_an_unknown_authority_is_refused_in_plain_words(pair: Pair) -> None:
+    """The wrong CA file: pairing fails at once and says that the certificate could not be verified."""
+    place = Namespace.from_connection_string(
+        pair.secondary.connection_string, name="backup", ca_file=pair.primary.ca_file
+    )
+    with pytest.raises(ProvisioningError, match=r"(?i)certificate verify failed"):
+        pair.pairing(secondary=place)
+
+
+def test_a_primary_signed_by_an_unknown_authority_says_so(pair: Pair) -> None:
+    """The wrong CA file for sends over TLS: the error that is raised, or counted, names the certificate."""
+    queue = pair.queue()
+    place = Namespace.from_connection_string(
+        pair.primary.tls_connection_string, name=pair.name, ca_file=pair.secondary.ca_file
+    )
+    bus = pair.pairing(primary=place, failover_interval=60)
+    with pytest.raises(ServiceBusError) as raised:
+        bus.get_queue_sender(queue).send_messages(ServiceBusMessage("refused"), timeout=2)
+    assert "certificate" in f"{raised.value}{raised.value.__cause__}{raised.value.inner_exception}".lower()
+    assert pair.parked() == 0

@@ -1,0 +1,168 @@
+"""Which backlog queue a sender uses, when a queue leaves the rotation, and when it is tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from azure.servicebus.exceptions import OperationTimeoutError
+from azure.servicebus.management import EntityStatus
+
+from pairbus import BacklogUnavailableError, PairedSender
+from pairbus.domain.backlog import queue_path
+from tests.sending.conftest import Pair, wait_until
+from tests.sending.ledger import Ledger
+
+QUICK: dict[str, Any] = {"send_timeout": 8.0}
+
+
+@pytest.fixture
+def ledger(pair: Pair) -> Ledger:
+    return Ledger(pair)
+
+
+def fail_over(pair: Pair, ledger: Ledger, sender: PairedSender) -> None:
+    """The primary entity is failed over from now on, and one message is parked."""
+    sender._entity.failed(OperationTimeoutError(message="a failure that counts"))
+    ledger.must_send(sender, ledger.message())
+
+
+def change(pair: Pair, path: str, **changes: Any) -> None:
+    with pair.admin(pair.secondary) as admin:
+        found = admin.get_queue(path)
+        for name, value in changes.items():
+            setattr(found, name, value)
+        admin.update_queue(found)
+
+
+def delete(pair: Pair, path: str) -> None:
+    with pair.admin(pair.secondary) as admin:
+        admin.delete_queue(path)
+
+
+REFUSALS: dict[str, Callable[[Pair, str], Any]] = {
+    "not found": delete,
+    "disabled": lambda pair, path: change(pair, path, status=EntityStatus.DISABLED),
+    "sending disabled": lambda pair, path: change(pair, path, status=EntityStatus.SEND_DISABLED),
+    "full": lambda pair, path: pair.secondary.faults.quota_exceeded(path),
+    "busy": lambda pair, path: pair.secondary.faults.busy(path),
+    "unauthorised": lambda pair, path: pair.secondary.faults.unavailable(
+        path, condition="amqp:unauthorized-access"
+    ),
+    "internal error": lambda pair, path: pair.secondary.faults.internal_error(path),
+    "unavailable": lambda pair, path: pair.secondary.faults.unavailable(path),
+    "black hole": lambda pair, path: pair.secondary.faults.black_hole(path),
+    "not allowed": lambda pair, path: pair.secondary.faults.reject("amqp:not-allowed", path),
+}  # fmt: skip
+
+
+def test_senders_spread_over_all_queues_and_each_stays_with_its_own(pair: Pair, ledger: Ledger) -> None:
+    """Forty senders use all four queues between them, and each parks everything in one."""
+    queue = pair.queue()
+    bus = pair.pairing(backlog_queue_count=4, **QUICK)
+    senders = [bus.get_queue_sender(queue) for _ in range(40)]
+    fail_over(pair, ledger, senders[0])
+    keys: list[list[str]] = []
+    for sender in senders:
+        keys.append([])
+        for _ in range(3):
+            message = ledger.message()
+            keys[-1].append(message.subject)
+            ledger.must_send(sender, message)
+    found = ledger.check(but=0)
+    used = [{found[key][0].place for key in each} for each in keys]
+    assert all(len(each) == 1 for each in used)
+    assert set().union(*used) == {queue_path(pair.name, index) for index in range(4)}
+
+
+def test_a_queue_that_refuses_leaves_for_all_senders(pair: Pair, ledger: Ledger) -> None:
+    """Whatever a backlog queue refuses with, it leaves the rotation of every sender and the send goes on to another."""
+    queue = pair.queue()
+    bus = pair.pairing(backlog_queue_count=len(REFUSALS) + 1, **QUICK)
+    first, second = (bus.get_queue_sender(queue) for _ in range(2))
+    good = queue_path(pair.name, len(REFUSALS))
+    bad = {kind: queue_path(pair.name, index) for index, kind in enumerate(REFUSALS)}
+    first._queue = good
+    # Each send meets one bad queue: by chance it might meet all ten, one after the other, in the time that it has.
+    bus.backlog._rotation._choose = lambda left: good if good in left else left[0]
+    fail_over(pair, ledger, first)
+    for kind, path in bad.items():
+        REFUSALS[kind](pair, path)
+    for kind, path in bad.items():
+        first._queue = second._queue = path  # what they might have picked
+        ledger.must_send(first, ledger.messages(2))
+        assert not bus.status().queues[path].in_rotation, kind
+        assert bus.status().queues[path].why, kind
+        ledger.must_send(second, ledger.message())
+    assert [path for path, status in bus.status().queues.items() if status.in_rotation] == [good]
+    found = ledger.check(but=0)
+    assert {each.place for places in found.values() for each in places} == {good}
+    # Each was found out once, by whichever sender came first.
+    left = wait_until(lambda: len(pair.told("queue left rotation")) >= len(bad) and pair.told("queue left rotation"))
+    assert sorted(event.queue for event in left) == sorted(bad.values())
+
+
+def test_a_key_that_may_not_send_moves_to_a_queue_where_it_may(pair: Pair, ledger: Ledger) -> None:
+    """A queue whose link is refused while another's is not costs no message."""
+    queue = pair.queue()
+    bus = pair.pairing(backlog_queue_count=3, **QUICK)
+    for index in (0, 1):
+        REFUSALS["unauthorised"](pair, queue_path(pair.name, index))
+    with bus.get_queue_sender(queue) as sender:
+        fail_over(pair, ledger, sender)
+        for _ in range(3):
+            ledger.must_send(sender, ledger.messages(2))
+    found = ledger.check(but=0)
+    assert {each.place for places in found.values() for each in places} == {queue_path(pair.name, 2)}
+
+
+def test_a_queue_is_tried_again_after_the_ping_interval(pair: Pair, ledger: Ledger) -> None:
+    """A queue that had left is used again when its time is over, and a long outage cannot use the rotation up."""
+    queue = pair.queue()
+    bus = pair.pairing(backlog_queue_count=1, ping_primary_interval=1.0, **QUICK)
+    only = queue_path(pair.name, 0)
+    pair.primary.faults.unavailable(queue)
+    with bus.get_queue_sender(queue) as sender:
+        fail_over(pair, ledger, sender)
+        full = pair.secondary.faults.quota_exceeded(only)
+        error = ledger.send(sender, ledger.message())
+        assert isinstance(error, BacklogUnavailableError)
+        assert not bus.status().queues[only].in_rotation
+        pair.secondary.faults.clear(full)
+        # While it is away nobody asks it.
+        error = ledger.send(sender, ledger.message())
+        assert isinstance(error, BacklogUnavailableError)
+        wait_until(lambda: bus.status().queues[only].in_rotation)
+        ledger.must_send(sender, ledger.messages(2))
+        assert bus.status().queues[only].in_rotation
+        wait_until(lambda: [event.queue for event in pair.told("queue back in rotation")] == [only])
+    ledger.check(but=0)
+
+
+def test_no_queue_left_is_an_error_that_carries_messages_and_reasons(pair: Pair, ledger: Ledger) -> None:
+    """`BacklogUnavailableError` has the caller's messages in order and says of every queue why it refused."""
+    queue = pair.queue()
+    bus = pair.pairing(backlog_queue_count=3, **QUICK)
+    paths = [queue_path(pair.name, index) for index in range(3)]
+    for path, kind in zip(paths, ("full", "disabled", "not found"), strict=True):
+        REFUSALS[kind](pair, path)
+    sender = bus.get_queue_sender(queue)
+    sender._entity.failed(OperationTimeoutError(message="a failure that counts"))
+    given = ledger.messages(4)
+    error = ledger.send(sender, given)
+    assert isinstance(error, BacklogUnavailableError)
+    assert error.messages == given
+    assert set(error.reasons) == set(paths)
+    assert "ServiceBusQuotaExceededError" in error.reasons[paths[0]]
+    assert "MessagingEntityDisabledError" in error.reasons[paths[1]]
+    assert "ServiceBusAuthenticationError" in error.reasons[paths[2]]
+    assert str(len(given)) in str(error)
+    assert not any(found.in_rotation for found in bus.status().queues.values())
+    # Told at once, now that it is known.
+    batch = sender.create_message_batch()
+    batch.add_message(ledger.message())
+    error = ledger.send(sender, batch)
+    assert isinstance(error, BacklogUnavailableError)
+    assert set(error.reasons) == set(paths)
+    ledger.check(but=0)
