@@ -4,12 +4,22 @@ Each part is imported only when it is called, so that `pairbus --help` works whi
 """
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 
 from pairbus import __version__
 
 USAGE_ERROR = 2
+#: Command → the module that has it, the extra that module needs, and what it is for.
+_PARTS = {
+    "localbus": (
+        "pairbus.localbus.command",
+        "localbus",
+        "run a Service Bus on 127.0.0.1 that the Azure SDKs can talk to",
+    ),
+    "drain": ("pairbus.syphon.command", "syphon", "bring parked messages home, with this one process"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,27 +32,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"pairbus {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
-    localbus = commands.add_parser(
-        "localbus",
-        help="run a Service Bus on 127.0.0.1 that the Azure SDKs can talk to",
-        add_help=False,  # its options are known only once the part is imported, below
-    )
+    parts = {
+        name: commands.add_parser(name, help=said, add_help=False)  # its options are known once the part is imported
+        for name, (_, _, said) in _PARTS.items()
+    }
 
-    chosen, _ = parser.parse_known_args(arguments)
-    assert chosen.command == "localbus"
+    name = parser.parse_known_args(arguments)[0].command
+    module, extra, _ = _PARTS[name]
     try:
-        from pairbus.localbus import command
+        part = importlib.import_module(module)
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] == "pairbus":
             raise
         print(
-            f"pairbus localbus needs {missing.name}, which is not installed: pip install 'pairbus[localbus]'",
+            f"pairbus {name} needs {missing.name}, which is not installed: install pairbus with its extra '{extra}'",
             file=sys.stderr,
         )
         return USAGE_ERROR
-    localbus.add_argument("-h", "--help", action="help", help="show this help message and exit")
-    command.add_arguments(localbus)
-    return command.run(parser.parse_args(arguments))
+    parts[name].add_argument("-h", "--help", action="help", help="show this help message and exit")
+    part.add_arguments(parts[name])
+    code: int = part.run(parser.parse_args(arguments))
+    return code
 
 
 if __name__ == "__main__":

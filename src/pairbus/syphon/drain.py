@@ -1,0 +1,234 @@
+"""One backlog queue, drained: pass after pass over it, until it is empty, or holds only what nobody takes now.
+
+A pass (`passes.py`) is one go at the queue on connections of its own; connections that were lost are made anew by
+the next one, after a pause that grows while nothing is brought home.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..domain.outcome import Held, QueueSummary, Rows
+from ..errors import OptionError
+from ..options import Namespace
+from .owed import LONGEST_LOCK, Owed
+from .pace import Pace
+from .passes import Pass
+
+log = logging.getLogger(__name__)
+
+#: How often somebody is asked whether to stop.
+_STOP_SECONDS = 1.0
+_BEAT_SECONDS = 0.05
+#: After so many passes that brought nothing home a drain gives up; the longest pause between two of them.
+_FRUITLESS = 3
+#: How soon somebody who has seen nothing yet looks again.
+_LOOK_AGAIN_SECONDS = 5.0
+#: How many kinds of dead letters are told one by one.
+_TOLD = 20
+_LONGEST_PAUSE = 30.0
+
+
+class Journal(Protocol):
+    """Where rows are made durable."""
+
+    def write(self, rows: Rows) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainOptions:
+    """How one queue is drained."""
+
+    #: How many messages, and bytes of them, may be in flight; of bytes at times twice as many.
+    window_messages: int = 8000
+    window_bytes: int = 32 * 1024 * 1024
+    #: How many messages may be held back before the pass ends.
+    held_messages: int = 50_000
+    #: After so many seconds no new message is taken; None: until the queue is empty.
+    budget: float | None = 30.0
+    #: Pause between two passes over the queue.
+    retry_interval: float = 1.0
+    #: `deliver`, or `dead-letter` for a message whose life ended in the backlog.
+    late: str = "deliver"
+    #: Messages a second at the most.
+    max_rate: float | None = None
+    #: How long a destination may leave a message unanswered.
+    answer_timeout: float = 15.0
+    #: Another drain of this queue was killed a moment ago, and may have left messages locked that nobody knows of:
+    #: sessions wait until such locks have ended.
+    after_a_kill: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("window_messages", "window_bytes", "held_messages"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name} must be 1 or more, not {getattr(self, name)!r}")
+        for name in ("budget", "max_rate"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise OptionError(f"{name} must be more than 0, or None, not {value!r}")
+        for name in ("retry_interval", "answer_timeout"):
+            if not getattr(self, name) > 0:
+                raise OptionError(f"{name} must be more than 0 seconds, not {getattr(self, name)!r}")
+        if self.late not in ("deliver", "dead-letter"):
+            raise OptionError(f"late must be one of deliver, dead-letter, not {self.late!r}")
+
+
+def never() -> bool:
+    return False
+
+
+def drain_queue(
+    *,
+    primary: Namespace,
+    secondary: Namespace,
+    event_hubs: Namespace | None = None,
+    queue_index: int,
+    journal: Journal,
+    options: DrainOptions | None = None,
+    stop: Callable[[], bool] = never,
+) -> QueueSummary:
+    """Drain one backlog queue until it is empty, the budget is over, or `stop` says so.
+
+    Nothing that it meets makes it raise: the summary says what it was. A queue with nothing left but messages whose
+    destinations do not take them counts as empty.
+    """
+    drain = Drain(primary, secondary, event_hubs, queue_index, journal, options or DrainOptions(), stop)
+    return asyncio.run(drain.run())
+
+
+class Drain:
+    """The passes over one backlog queue, and what they came to."""
+
+    def __init__(
+        self,
+        primary: Namespace,
+        secondary: Namespace,
+        event_hubs: Namespace | None,
+        queue_index: int,
+        journal: Journal,
+        options: DrainOptions,
+        stop: Callable[[], bool] = never,
+    ) -> None:
+        self.primary, self.secondary, self.event_hubs = primary, secondary, event_hubs
+        self.queue_index = queue_index
+        self.journal = journal
+        self.options = options
+        self.paces: dict[str, Pace] = {}
+        self.received = self.delivered = self.dead_lettered = self.in_doubt = self.bytes = self.operations = 0
+        #: Messages that were held back and not delivered since: sequence number → destination, reason.
+        self.held: dict[int, tuple[str, str]] = {}
+        #: Destination and reason → how many messages are dead-lettered, and what was said of the first.
+        self._refused: dict[tuple[str, str], tuple[int, str]] = {}
+        #: Messages that are locked by links that were lost.
+        self.owed = Owed()
+        #: Whether the first message is yet to come, and what lies before it may be locked.
+        self.suspects = options.after_a_kill
+        self._stop = stop
+        #: Whether it is to end, by its budget or because somebody says so; whether somebody does.
+        self.stopping = self._told = False
+
+    async def run(self) -> QueueSummary:
+        begun = time.monotonic()
+        ends = None if self.options.budget is None else begun + self.options.budget
+        watch = asyncio.get_running_loop().create_task(self._watch(ends))
+        # One thread: rows are written in the order that they were decided in.
+        writer = ThreadPoolExecutor(1, "pairbus-journal")
+        error: str | None = None
+        empty = False
+        fruitless = failures = 0
+        if self.suspects:  # until a message tells how long locks last, and whether there are sessions
+            self.owed.suspect(asyncio.get_running_loop().time(), LONGEST_LOCK)
+            self.owed.has_sessions = True
+        try:
+            while not self.stopping:
+                before = self.delivered + self.dead_lettered
+                one = Pass(self, writer)
+                try:
+                    error = await one.run()
+                except Exception as unforeseen:  # a mistake of ours must not take a whole batch of queues along
+                    log.exception("the drain of backlog queue %d failed", self.queue_index)
+                    error = f"{type(unforeseen).__name__}: {unforeseen}"
+                empty = one.found_empty
+                moved = self.delivered + self.dead_lettered > before
+                fruitless = 0 if moved else fruitless + 1
+                failures = failures + 1 if error is not None and not moved else 0
+                if empty:
+                    self.owed.found_empty(asyncio.get_running_loop().time())
+                locked = self.owed.seconds(asyncio.get_running_loop().time())
+                if one.journal_failed or (one.is_crowded and not moved) or failures >= _FRUITLESS:
+                    break  # locks that failed passes leave behind are no reason to go on for ever
+                if fruitless >= _FRUITLESS and not locked:
+                    break
+                searching = self.held and any(pace.is_searching for pace in self.paces.values())
+                if empty and not locked and not searching and (not moved or not self.held):
+                    break
+                pause = min(self.options.retry_interval * 2**fruitless, _LONGEST_PAUSE)
+                if self.suspects:  # nothing was seen yet: locks may be shorter than the longest
+                    locked = min(locked, _LOOK_AGAIN_SECONDS)
+                await self._rest(max(pause, locked) if empty or not moved else pause)
+            empty = empty and not self.owed.seconds(asyncio.get_running_loop().time())
+            await self._leave_in_order()
+        finally:
+            watch.cancel()
+            writer.shutdown()
+        return self._summary(time.monotonic() - begun, empty, error)
+
+    def refused(self, destination: str, reason: str, said: str) -> None:
+        """A message goes to the dead-letter queue: told at the end, with the first one's words."""
+        if (destination, reason) in self._refused or len(self._refused) < _TOLD:
+            before, words = self._refused.get((destination, reason), (0, said))
+            self._refused[destination, reason] = before + 1, words
+
+    async def _leave_in_order(self) -> None:
+        """Whoever drains the queue next must find it in its order: messages of sessions that a lost link has locked are
+        waited for, beyond the budget too, unless somebody wants an end."""
+        ends = time.monotonic() + self.owed.seconds_in_order(asyncio.get_running_loop().time())
+        while not self._told and time.monotonic() < ends:
+            await asyncio.sleep(_BEAT_SECONDS)
+
+    def _summary(self, seconds: float, empty: bool, error: str | None) -> QueueSummary:
+        for (destination, reason), (count, said) in self._refused.items():
+            log.warning(
+                "queue %d: %d for %s go to its dead-letter queue (%s: %s)",
+                self.queue_index, count, destination, reason, said,
+            )  # fmt: skip
+        reasons = Counter(self.held.values())
+        return QueueSummary(
+            queue_index=self.queue_index,
+            received=self.received,
+            delivered=self.delivered,
+            dead_lettered=self.dead_lettered,
+            held=len(self.held),
+            in_doubt=self.in_doubt,
+            bytes=self.bytes,
+            operations=self.operations,
+            seconds=seconds,
+            empty=empty,
+            held_for=tuple(Held(name, reason, count) for (name, reason), count in sorted(reasons.items())),
+            error=error,
+        )
+
+    async def _rest(self, seconds: float) -> None:
+        ends = time.monotonic() + seconds
+        while not self.stopping and time.monotonic() < ends:
+            await asyncio.sleep(min(_BEAT_SECONDS, seconds))
+
+    async def _watch(self, ends: float | None) -> None:
+        """See when it is time to stop. Asking may mean reading a file far away: not on the loop."""
+        loop = asyncio.get_running_loop()
+        while not self._told:
+            try:
+                if self._stop is not never and await loop.run_in_executor(None, self._stop):
+                    self.stopping = self._told = True
+            except Exception as error:  # the budget still holds, and the next question may be answered
+                log.warning("whether to stop could not be asked: %s", error)
+            left = _STOP_SECONDS if ends is None else min(ends - time.monotonic(), _STOP_SECONDS)
+            await asyncio.sleep(max(left, 0.0))
+            if ends is not None and time.monotonic() >= ends:
+                self.stopping, ends = True, None

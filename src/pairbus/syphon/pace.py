@@ -1,0 +1,107 @@
+"""How much may be under way: to a destination, from a backlog queue, a second. Pure: the time comes in."""
+
+from __future__ import annotations
+
+#: What is let into flight to a destination that nothing is known of.
+FIRST = 128
+_LEAST = 8
+
+
+class Pace:
+    """How many messages may be in flight to one destination; pure, and kept from pass to pass."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.limit = min(FIRST, most)
+        self._accepted = 0
+        #: How many more go one by one.
+        self._alone = 0
+
+    def accepted(self, count: int = 1) -> None:
+        """The destination has taken so many."""
+        if self.is_searching:
+            self._alone -= count
+        elif self.limit < self._most:
+            self._accepted += count
+            if self._accepted >= self.limit:
+                self._accepted = 0
+                self.limit = min(self.limit * 2, self._most)
+
+    def refused(self) -> None:
+        """It is busy, full or gone: the next start is slower."""
+        self.limit = max(self.limit // 2, min(_LEAST, self._most)) if not self.is_searching else 1
+        self._accepted = 0
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether messages go one by one, to see which of them it is that ends the link."""
+        return self._alone > 0
+
+    def one_by_one(self, count: int) -> None:
+        """One among so many has ended the link: each of them is the only one in flight when they come again."""
+        self._alone, self.limit, self._accepted = count, 1, 0
+
+
+class Rate:
+    """At most so many messages a second, spread evenly: a bucket that holds a tenth of a second's worth, and one."""
+
+    def __init__(self, per_second: float | None, now: float) -> None:
+        self._per_second = per_second
+        self._room = 0.0
+        self._at = now
+
+    def take(self, wanted: int, now: float) -> int:
+        """How many of the wanted ones may go now."""
+        if self._per_second is None:
+            return wanted
+        most = self._per_second / 10 + 1
+        self._room = min(self._room + (now - self._at) * self._per_second, most)
+        self._at = now
+        given = min(wanted, int(self._room))
+        self._room -= given
+        return given
+
+
+class Window:
+    """How many messages of a backlog queue may be in flight: twice as many after each window's worth that was settled,
+    up to the limit, and never more than are settled in a quarter of the time that a lock lasts."""
+
+    _FIRST = 64
+    _SHARE = 0.25
+
+    def __init__(self, most: int, now: float) -> None:
+        self._most = most
+        self.size = min(self._FIRST, most)
+        self._settled = 0
+        self._since = now
+
+    def settled(self, now: float, lock_seconds: float) -> None:
+        """One message was settled."""
+        self._settled += 1
+        if self._settled < self.size:
+            return
+        in_time = self._settled / max(now - self._since, 1e-6) * lock_seconds * self._SHARE
+        self.size = max(min(self.size * 2, self._most, int(in_time)), min(_LEAST, self._most))
+        self._settled, self._since = 0, now
+
+
+class LockClock:
+    """How long locks last, by the service's clock as far as it can be told from the messages."""
+
+    #: The shortest lock that is reckoned with, and the longest: backlog queues have a minute.
+    RANGE = (5.0, 60.0)
+
+    def __init__(self) -> None:
+        #: How long a new lock lasts; 0 until a message was seen.
+        self.seconds = 0.0
+        self._offset = 0.0
+
+    def left(self, locked_until: int | None, now: float) -> float:
+        """Seconds that a lock still lasts, which the service says ends at that time (in milliseconds since 1970)."""
+        least, most = self.RANGE
+        if locked_until is None:
+            return most
+        if not self.seconds:
+            self.seconds = min(max(locked_until / 1000 - now, least), most)
+            self._offset = locked_until / 1000 - self.seconds - now
+        return locked_until / 1000 - (now + self._offset)

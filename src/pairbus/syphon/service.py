@@ -1,0 +1,274 @@
+"""The syphon without Spark: one process that drains all backlog queues of a pairing, all at once, on one event loop.
+
+The same drain and the same journal as on a cluster. The rows stay in the journals, where a Spark job with the same
+journal folder finds and folds them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..domain.outcome import Head, Held, QueueSummary
+from ..errors import PairbusError
+from ..options import Namespace, refuse_same
+from .depths import Depths, backlog_depths, none_exists_text, warn_of
+from .drain import Drain, DrainOptions
+from .folding import JournalFolder
+from .journal import close_journal, open_journal
+from .places import join
+
+log = logging.getLogger("pairbus.syphon")
+
+#: The longest pause after rounds that brought nothing home.
+_LONGEST_PAUSE = 120.0
+#: How long messages may stay out of reach: a receiver that was killed leaves them locked for a minute.
+_OUT_OF_REACH_SECONDS = 90.0
+_GLANCE_SECONDS = 5.0
+#: How many rounds may find something, if somebody goes on parking.
+_ROUNDS = 3
+#: While it goes on for ever, a round is this long at the most, so that no queue waits for another's million.
+_ROUND_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round over the queues came to."""
+
+    queues: tuple[QueueSummary, ...]
+    #: Queues that were asked for and do not exist.
+    missing: tuple[int, ...] = ()
+    #: Queues that were not asked for, and how many messages they have.
+    left_out: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def moved(self) -> int:
+        return sum(each.delivered + each.dead_lettered for each in self.queues)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is left but what is held back."""
+        return all(each.empty for each in self.queues)
+
+    def out_of_reach(self, depths: Depths) -> dict[int, str]:
+        """The queues that have more messages than are held back, and how many."""
+        held = {each.queue_index: each.held for each in self.queues}
+        left = {index: (depth or 0, (depth or 0) - held.get(index, 0)) for index, depth in depths.by_index.items()}
+        return {
+            index: f"{beyond} of {depth} messages are out of reach; another receiver may have locked them"
+            for index, (depth, beyond) in left.items()
+            if beyond > 0
+        }
+
+    def with_errors(self, errors: Mapping[int, str]) -> Round:
+        """The same, with what is in the way of these queues."""
+        queues = (
+            replace(each, empty=False, error=errors[each.queue_index]) if each.queue_index in errors else each
+            for each in self.queues
+        )
+        return replace(self, queues=tuple(queues))
+
+    def followed_by(self, other: Round) -> Round:
+        """Both as one: counts are added up, the state is that of the later."""
+        before = {each.queue_index: each for each in self.queues}
+        queues = (_added(before.get(each.queue_index), each) for each in other.queues)
+        return replace(other, queues=tuple(queues))
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        return tuple(f"queue {each.queue_index}: {each.error}" for each in self.queues if each.error)
+
+    @property
+    def held(self) -> tuple[Held, ...]:
+        """What is held back, over all queues."""
+        counts: dict[tuple[str, str], int] = {}
+        for held in (held for each in self.queues for held in each.held_for):
+            counts[held.destination, held.reason] = counts.get((held.destination, held.reason), 0) + held.count
+        return tuple(Held(destination, reason, count) for (destination, reason), count in sorted(counts.items()))
+
+    def __str__(self) -> str:
+        totals = {name: sum(getattr(each, name) for each in self.queues) for name in _TOLD}
+        said = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in totals.items() if count)
+        return f"{said or 'nothing was moved'} in {max((each.seconds for each in self.queues), default=0.0):.1f} s"
+
+
+_TOLD = ("delivered", "dead_lettered", "held", "in_doubt")
+_SUMMED = ("received", "delivered", "dead_lettered", "in_doubt", "bytes", "operations", "seconds")
+
+
+def _added(before: QueueSummary | None, after: QueueSummary) -> QueueSummary:
+    if before is None:
+        return after
+    return replace(after, **{name: getattr(before, name) + getattr(after, name) for name in _SUMMED})
+
+
+class Service:
+    """A syphon in this process. Its methods block: give it a thread, or a process, of its own."""
+
+    def __init__(
+        self,
+        primary: Namespace,
+        secondary: Namespace,
+        queues: Iterable[int],
+        journal: str,
+        *,
+        event_hubs: Namespace | None = None,
+        options: DrainOptions | None = None,
+        idle_poll_interval: float = 120.0,
+        on_round: Callable[[Round], object] = lambda done: None,
+        on_asked: Callable[[int], object] = lambda operations: None,
+    ) -> None:
+        self._primary, self._secondary, self._event_hubs = primary, secondary, event_hubs
+        self._indexes = tuple(queues)
+        self._journal = journal
+        self._options = options or DrainOptions()
+        self._idle_poll_interval = idle_poll_interval
+        self._on_round, self._on_asked = on_round, on_asked
+        self._run = uuid.uuid4().hex
+        self._folder = JournalFolder(journal)
+        self._begun = False
+        self._rounds = 0
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+
+    def stop(self) -> None:
+        """Take nothing more; what is in flight is finished, then the calls below return."""
+        self._stop.set()
+        self._wake.set()
+
+    def wake(self) -> None:
+        """There may be something to do: do not wait until it is time to ask."""
+        self._wake.set()
+
+    def begin(self) -> None:
+        """Make sure that journals can be written; raises OSError if not, before a message is touched."""
+        if not self._begun:
+            self._folder.begin(self._run, None)
+            self._begun = True
+
+    def once(self) -> Round:
+        """Empty what is there, as far as destinations take it. Raises what the SDK raises if nothing can be asked, and
+        `PairbusError` if there is no backlog at all."""
+        self.begin()
+        try:
+            depths = self._ask()
+            if depths.none_exists:
+                raise PairbusError(none_exists_text(depths, self._secondary, self._primary.name))
+            options = replace(self._options, budget=None)
+            done = self._round(depths, options)
+            ends, busy = time.monotonic() + _OUT_OF_REACH_SECONDS, 1
+            # Empty is what the service says, not what a receiver finds: another may have messages locked.
+            while done.is_empty and not done.errors and not self._stop.is_set():
+                depths = self._ask()
+                left = done.out_of_reach(depths)
+                if not left or busy > _ROUNDS:  # whoever goes on parking does not keep it from ending
+                    break
+                if time.monotonic() > ends:
+                    return done.with_errors(left)
+                self._stop.wait(_GLANCE_SECONDS)
+                following = self._round(depths, options)
+                busy += following.moved > 0
+                done = done.followed_by(following)
+            return done
+        finally:
+            self._folder.finish()
+
+    def forever(self) -> None:
+        """Drain whenever there is something, until `stop`; a secondary that does not answer is asked again later."""
+        self.begin()
+        fruitless = 0
+        told: tuple[object, object] | None = None
+        try:
+            while not self._stop.is_set():
+                pause = self._idle_poll_interval
+                try:
+                    depths = self._ask()
+                except Exception as error:
+                    log.warning("the secondary does not say how deep the backlog is (%s)", type(error).__name__)
+                    fruitless += 1
+                    pause = self._backoff(fruitless)
+                else:
+                    if (depths.missing, depths.left_out.keys()) != told:
+                        told = depths.missing, depths.left_out.keys()
+                        warn_of(depths, self._secondary, self._primary.name)
+                    if depths.total:
+                        done = self._round(depths, replace(self._options, budget=_ROUND_SECONDS))
+                        fruitless = 0 if done.moved else fruitless + 1
+                        pause = self._backoff(fruitless)
+                self._rest(pause)
+        finally:
+            self._folder.finish()
+
+    def _backoff(self, fruitless: int) -> float:
+        return min(self._options.retry_interval * float(2 ** min(fruitless, 10)), _LONGEST_PAUSE)
+
+    def _rest(self, seconds: float) -> None:
+        self._wake.wait(seconds)
+        self._wake.clear()
+
+    def _ask(self) -> Depths:
+        operations = 1  # one that fails is billed as well
+        try:
+            depths = backlog_depths(self._secondary, self._primary.name, self._indexes)
+            operations = depths.operations
+        finally:
+            self._on_asked(operations)
+        return depths
+
+    def _round(self, depths: Depths, options: DrainOptions) -> Round:
+        busy = [index for index, depth in depths.by_index.items() if depth]
+        if options.max_rate is not None and busy:
+            options = replace(options, max_rate=options.max_rate / len(busy))
+        self._rounds += 1
+        found = asyncio.run(self._drain_all(busy, options)) if busy else []
+        idle = [QueueSummary(index, empty=True) for index, depth in depths.by_index.items() if depth == 0]
+        done = Round(tuple(sorted([*found, *idle], key=lambda each: each.queue_index)), depths.missing, depths.left_out)
+        for error in done.errors:
+            log.warning("%s", error)
+        if busy:
+            log.info("round %d: %s", self._rounds, done)
+        self._on_round(done)
+        return done
+
+    async def _drain_all(self, indexes: list[int], options: DrainOptions) -> list[QueueSummary]:
+        return list(await asyncio.gather(*(self._drain_one(index, options) for index in indexes)))
+
+    async def _drain_one(self, index: int, options: DrainOptions) -> QueueSummary:
+        journal = open_journal(join(self._journal, self._run), Head(self._primary.name, index, batch=self._rounds))
+        drain = Drain(self._primary, self._secondary, self._event_hubs, index, journal, options, self._stop.is_set)
+        began = time.monotonic()
+        try:
+            return await drain.run()
+        except Exception as error:  # one queue's trouble is not the others'
+            log.exception("backlog queue %d could not be drained", index)
+            return QueueSummary(index, seconds=time.monotonic() - began, error=f"{type(error).__name__}: {error}")
+        finally:
+            await asyncio.get_running_loop().run_in_executor(None, close_journal, journal, index)
+
+
+def service_for(config: Any, **more: Any) -> Service:
+    """The service that a `SyphonConfig` describes; its references are resolved here."""
+    primary, secondary = config.primary.resolve(), config.secondary.resolve()
+    refuse_same(primary, secondary)
+    return Service(
+        primary,
+        secondary,
+        config.queues,
+        config.journal,
+        event_hubs=None if config.event_hubs is None else config.event_hubs.resolve(),
+        options=DrainOptions(
+            window_messages=config.window_messages,
+            window_bytes=config.window_bytes,
+            retry_interval=config.retry_interval,
+            late=config.late,
+            max_rate=config.max_rate,
+        ),
+        idle_poll_interval=config.idle_poll_interval,
+        **more,
+    )

@@ -1,0 +1,124 @@
+"""How `pairbus drain` ends: 0 says that nothing is left but what is held back, and only that."""
+
+from __future__ import annotations
+
+import signal
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from pairbus.syphon import service
+from pairbus.syphon.drain import DrainOptions
+from tests.sending.conftest import Pair, wait_until
+from tests.syphon.conftest import Backlog, numbered
+from tests.syphon.counting import park_many, take_and_die
+from tests.syphon.test_service import config_of, drain, draining
+
+
+def test_a_backlog_that_is_not_there_is_not_empty(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
+    """A name that no sender uses, a wrong secondary: code 1, and what may be wrong."""
+    code, out, err = drain(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "50-52")
+    assert (code, out) == (1, "")
+    assert f"has no backlog queue {pair.name}/x-servicebus-transfer/0, nor any other of {pair.name}" in err
+    assert "the senders use" in err
+    backlog.make(2)
+    code, _, err = drain(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "50-52")
+    assert code == 1
+    assert f"has no backlog queue 50-52 of {pair.name}: there are 2" in err
+
+
+def test_queues_that_were_forgotten_are_told(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
+    """Nobody is told that the backlog is empty while a queue beside those asked for is not."""
+    queue = pair.queue()
+    backlog.park(queue, *numbered(3))
+    backlog.park(queue, *numbered(5), index=2)
+    code, out, err = drain(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "0")
+    assert code == 0, err
+    assert "queue 2: 5 messages, but it was not asked for: see [syphon] queues" in out
+    assert "what was asked for of the backlog is empty" in out
+    assert pair.arrived(queue) == 3
+
+
+def test_what_another_has_locked_is_not_empty(
+    pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed process leaves its window locked: it is waited for, and then comes home too."""
+    monkeypatch.setattr(service, "_GLANCE_SECONDS", 0.5)
+    queue = pair.queue()
+    park_many(backlog, queue, numbered(5), lock_duration=timedelta(seconds=5))
+    take_and_die(backlog, 5)
+    made = service.Service(
+        pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path / "journal"), options=DrainOptions()
+    )
+    done = made.once()
+    assert (done.is_empty, done.moved, done.errors) == (True, 5, ())
+    assert pair.arrived(queue) == 5
+
+
+def test_what_stays_out_of_reach_is_an_error(
+    pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has it: it is not said to be empty."""
+    monkeypatch.setattr(service, "_GLANCE_SECONDS", 0.1)
+    monkeypatch.setattr(service, "_OUT_OF_REACH_SECONDS", 0.5)
+    park_many(backlog, pair.queue(), numbered(5))
+    take_and_die(backlog, 5)
+    made = service.Service(
+        pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path / "journal"), options=DrainOptions()
+    )
+    done = made.once()
+    assert not done.is_empty
+    assert done.errors == ("queue 0: 5 of 5 messages are out of reach; another receiver may have locked them",)
+
+
+def test_one_namespace_is_no_pair(
+    pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A primary that is its own secondary, by whatever reference: refused before a message is touched."""
+    monkeypatch.setenv("PAIRBUS_TEST_OTHER", pair.secondary.connection_string)
+    backlog.park(pair.queue(), *numbered(2))
+    text = config_of(pair, tmp_path).read_text()
+    same = tmp_path / "same.toml"
+    same.write_text(text.replace("PAIRBUS_TEST_PRIMARY", "PAIRBUS_TEST_OTHER"))
+    code, _, err = drain(pair, "--config", str(same))
+    assert code == 2
+    assert "primary and secondary are the same namespace" in err
+    assert backlog.depth() == 2
+
+
+def test_dead_letters_are_told_with_their_reason(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
+    """By destination: who has misspelt a name sees it."""
+    backlog.park("no-such-queue", *numbered(4))
+    code, out, err = drain(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "0")
+    assert (code, "4 dead-lettered" in out) == (0, True)
+    assert "queue 0: 4 for no-such-queue go to its dead-letter queue (amqp:not-found: " in err
+
+
+def test_a_primary_that_is_down_is_told_by_its_name(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
+    """Not by the queue that could not be drained because of it."""
+    backlog.park(pair.queue(), *numbered(2))
+    pair.primary.kill()
+    code, out, _ = drain(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "0")
+    assert code == 1
+    assert f"the primary {pair.name} cannot be reached: 127.0.0.1" in out
+    assert "no reason given" not in out
+
+
+def test_queues_on_the_command_line_are_indexes(pair: Pair, tmp_path: Path) -> None:
+    code, _, err = drain(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "abc")
+    assert code == 2
+    assert '--queues must be indexes such as "0-4,7"' in err
+
+
+def test_told_to_stop_before_it_is_empty(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
+    """Code 1: whoever waits for an empty backlog is told that it is not. What was moved has its row."""
+    queue = pair.queue()
+    backlog.park(queue, *numbered(200))
+    with draining(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "0", "--max-rate", "20") as command:
+        wait_until(lambda: pair.arrived(queue) > 0, 30)
+        command.process.send_signal(signal.SIGTERM)
+        code, out, err = command.result()
+    assert code == 1, err
+    assert "stopped before the backlog was empty" in out
+    assert pair.arrived(queue) + backlog.depth() == 200

@@ -1,0 +1,355 @@
+"""The rules of the syphon, one by one: a real drain between two real localbus processes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from azure.servicebus.management import EntityStatus
+
+from pairbus import OptionError
+from pairbus.domain.envelope import SESSION_ID, TIME_TO_LIVE
+from pairbus.domain.outcome import Rows
+from pairbus.syphon.drain import DrainOptions
+from tests.localbus.process_fixtures import administer
+from tests.sending.conftest import Pair
+from tests.syphon.conftest import Backlog, Remembering, encoded, numbered
+
+
+def test_messages_come_home(pair: Pair, backlog: Backlog) -> None:
+    """Each is delivered once, in order, has a row that says all of it, and is gone from the backlog."""
+    queue = pair.queue()
+    before = int(time.time() * 1000) - 1000
+    backlog.park(queue, *numbered(300))
+    summary = backlog.drain()
+    assert summary.error is None
+    assert (summary.received, summary.delivered, summary.held, summary.in_doubt) == (300, 300, 0, 0)
+    assert summary.empty
+    assert summary.bytes == sum(row["size"] for row in backlog.journal.rows)
+    assert summary.operations == 3 * 300
+    assert pair.bodies(queue) == [f"m{number}" for number in range(300)]
+    assert backlog.depth() == 0
+    rows = sorted(backlog.journal.rows, key=lambda row: row["sequence_number"])
+    assert [row["message_id"] for row in rows] == [f"m{number}" for number in range(300)]
+    assert [row["sequence_number"] for row in rows] == list(range(1, 301))
+    assert {(row["outcome"], row["destination"], row["reason"], row["session_id"]) for row in rows} == {
+        ("delivered", queue, None, None)
+    }
+    assert all(before < row["parked_at"] <= row["settled_at"] + 1000 for row in rows)
+    assert {row["delivery_count"] for row in rows} == {0}
+
+
+def test_an_empty_queue_is_seen_at_once(backlog: Backlog) -> None:
+    """Nothing is there: nothing is counted."""
+    backlog.make()
+    summary = backlog.drain()
+    assert (summary.empty, summary.received, summary.operations, summary.error) == (True, 0, 0, None)
+
+
+def test_a_message_is_settled_only_after_its_row_is_durable(pair: Pair, backlog: Backlog) -> None:
+    """While the journal is being written the messages are still in the backlog, though they have arrived."""
+    queue = pair.queue()
+    backlog.park(queue, *numbered(5))
+    seen: list[tuple[int, int]] = []
+
+    def look(rows: Rows) -> None:
+        seen.append((len(rows), backlog.depth()))
+
+    summary = backlog.drain(journal=Remembering(look))
+    assert summary.delivered == 5
+    written = 0
+    for count, depth in seen:
+        assert depth >= 5 - written
+        written += count
+    assert written == 5
+
+
+def test_without_a_journal_nothing_is_settled(pair: Pair, backlog: Backlog) -> None:
+    """A journal that cannot be written ends the drain with its reason, and every message stays."""
+    queue = pair.queue()
+    backlog.park(queue, *numbered(200))
+
+    def full(rows: Rows) -> None:
+        raise OSError(28, "No space left on device", "the journal")
+
+    summary = backlog.drain(journal=Remembering(full))
+    assert "No space left on device" in (summary.error or "")
+    assert (summary.delivered, summary.dead_lettered) == (0, 0)
+    assert summary.in_doubt == summary.received < 200
+    assert backlog.depth() == 200
+
+
+@pytest.mark.parametrize(
+    ("fault", "parameters", "said"),
+    [
+        ("busy", {}, "server-busy"),
+        ("quota_exceeded", {}, "resource-limit-exceeded"),
+        ("unavailable", {}, "amqp:internal-error"),
+        ("reject", {"condition": "com.microsoft:timeout"}, "com.microsoft:timeout"),
+        ("reject", {"condition": "amqp:unauthorized-access"}, "amqp:unauthorized-access"),
+        ("reject", {"condition": "com.microsoft:session-lock-lost"}, "com.microsoft:session-lock-lost"),
+    ],
+)
+def test_a_destination_that_does_not_take_it_is_left_alone(
+    pair: Pair, backlog: Backlog, fault: str, parameters: dict[str, Any], said: str
+) -> None:
+    """Its messages stay in the backlog and are listed; those of others, before and behind them, arrive."""
+    well, ill = pair.queue(), pair.queue()
+    for number in range(10):
+        backlog.park(ill, encoded(f"ill{number}"))
+        backlog.park(well, encoded(f"well{number}"))
+    getattr(pair.primary.faults, fault)(entity=ill, **parameters)
+    summary = backlog.drain()
+    assert summary.error is None
+    assert (summary.delivered, summary.held) == (10, 10)
+    assert summary.empty
+    (held,) = summary.held_for
+    assert (held.destination, held.count) == (ill, 10)
+    assert said in held.reason
+    assert pair.bodies(well) == [f"well{number}" for number in range(10)]
+    assert backlog.depth() == 10
+    pair.primary.faults.clear()
+    assert backlog.drain().delivered == 10
+    assert pair.bodies(ill) == [f"ill{number}" for number in range(10)]
+
+
+def test_a_destination_that_is_gone(pair: Pair, backlog: Backlog) -> None:
+    """Dead-lettered in the backlog, with a reason and a description that name the destination and the error."""
+    backlog.park("no-such-queue", *numbered(3))
+    summary = backlog.drain()
+    assert (summary.dead_lettered, summary.delivered, summary.held, summary.error) == (3, 0, 0, None)
+    found = backlog.dead_letters()
+    assert [str(each.message_id) for each in found] == ["m0", "m1", "m2"]
+    for each in found:
+        assert each.dead_letter_reason == "amqp:not-found"
+        assert "no-such-queue" in each.dead_letter_error_description
+        assert "404" in each.dead_letter_error_description
+    rows = backlog.journal.of("dead-lettered")
+    assert len(rows) == 3
+    assert all("amqp:not-found" in row["reason"] and row["destination"] == "no-such-queue" for row in rows)
+    assert backlog.depth() == 0
+
+
+@pytest.mark.parametrize("status", [EntityStatus.DISABLED, EntityStatus.SEND_DISABLED])
+def test_a_destination_that_its_owner_has_disabled(pair: Pair, backlog: Backlog, status: EntityStatus) -> None:
+    """No retry mends that: dead-lettered."""
+    queue = pair.queue()
+    pair.update_queue(queue, status=status)
+    backlog.park(queue, *numbered(2))
+    assert backlog.drain().dead_lettered == 2
+    assert {each.dead_letter_reason for each in backlog.dead_letters()} == {"com.microsoft:entity-disabled"}
+
+
+@pytest.mark.parametrize("session", [None, "one"])
+def test_one_message_too_large(pair: Pair, backlog: Backlog, session: str | None) -> None:
+    """It alone is dead-lettered, saying how large it is; the others of the destination and session arrive."""
+    queue = pair.queue()
+    small, large = encoded("small", session=session), encoded(b"x" * 200_000, id="large", session=session)
+    pair.primary.faults.size_limit(100_000, queue)
+    backlog.park(queue, small, large, small)
+    summary = backlog.drain()
+    assert (summary.delivered, summary.dead_lettered) == (2, 1)
+    (found,) = backlog.dead_letters()
+    assert (found.message_id, found.dead_letter_reason) == ("large", "amqp:link:message-size-exceeded")
+    assert queue in found.dead_letter_error_description
+
+
+def test_a_message_that_nobody_parked(pair: Pair, backlog: Backlog) -> None:
+    """Without x-ms-path it is dead-lettered, and the property is named."""
+    backlog.put(encoded("no envelope", id="bare"))
+    summary = backlog.drain()
+    assert (summary.dead_lettered, summary.error) == (1, None)
+    (found,) = backlog.dead_letters()
+    assert found.dead_letter_reason == "pairbus:no-envelope"
+    assert "x-ms-path" in found.dead_letter_error_description
+    (row,) = backlog.journal.rows
+    assert row["sequence_number"] == 1
+    assert row["destination"] is None
+
+
+@pytest.mark.parametrize(
+    ("properties", "named"),
+    [
+        ({"x-ms-path": 7}, "x-ms-path held int 7"),
+        ({"x-ms-path": ""}, "x-ms-path held str ''"),
+        ({"x-ms-path": "orders", SESSION_ID: 42}, f"{SESSION_ID} held int 42"),
+        ({"x-ms-path": "orders", TIME_TO_LIVE: "soon"}, f"{TIME_TO_LIVE} held str 'soon'"),
+        ({"x-ms-path": "orders/$management"}, "x-ms-path held 'orders/$management'"),
+        ({"x-ms-path": "$cbs"}, "x-ms-path held '$cbs'"),
+    ],
+)
+def test_an_alias_of_the_wrong_type(backlog: Backlog, properties: dict[str, Any], named: str) -> None:
+    """Dead-lettered, naming the property and what it held."""
+    backlog.put(encoded("odd", properties=properties))
+    assert backlog.drain().dead_lettered == 1
+    (found,) = backlog.dead_letters()
+    assert named.replace("int", "long").partition(" held")[0] in found.dead_letter_error_description
+    assert named.rpartition(" ")[2] in found.dead_letter_error_description
+
+
+def test_what_is_no_message_at_all(backlog: Backlog) -> None:
+    """Whatever lies in the queue, the drain goes on: bytes of no AMQP message cannot even be sent, an empty one can."""
+    backlog.put(encoded(b"", id="empty"))
+    assert backlog.drain().dead_lettered == 1
+
+
+@pytest.mark.parametrize(("late", "delivered"), [("deliver", 1), ("dead-letter", 0)])
+def test_a_message_whose_life_ended_in_the_backlog(pair: Pair, backlog: Backlog, late: str, delivered: int) -> None:
+    """Delivered, with its time to live starting anew; or dead-lettered, if that is wanted. One without is not late."""
+    queue = pair.queue()
+    backlog.park(queue, encoded("late", id="late", ttl=1), encoded("timeless", id="timeless"))
+    backlog.park(queue, encoded("in time", id="in time", ttl=3600))
+    time.sleep(1.1)  # a life has to end
+    summary = backlog.drain(late=late)
+    assert (summary.delivered, summary.dead_lettered) == (2 + delivered, 1 - delivered)
+    found = backlog.dead_letters()
+    if delivered:
+        assert found == []
+    else:
+        assert (found[0].message_id, found[0].dead_letter_reason) == ("late", "pairbus:late")
+        assert "1000 ms" in found[0].dead_letter_error_description
+
+
+def test_a_namespace_that_this_syphon_does_not_know(pair: Pair, backlog: Backlog) -> None:
+    """Dead-lettered and never connected to; the primary's own host is no stranger."""
+    queue = pair.queue()
+    backlog.park(queue, encoded("stranger"), namespace="evil.servicebus.windows.net")
+    backlog.park(queue, encoded("friend"), namespace=pair.primary_namespace().host)
+    summary = backlog.drain()
+    assert (summary.delivered, summary.dead_lettered) == (1, 1)
+    (found,) = backlog.dead_letters()
+    assert found.dead_letter_reason == "pairbus:unknown-namespace"
+    assert "evil.servicebus.windows.net" in found.dead_letter_error_description
+    assert pair.bodies(queue) == ["friend"]
+
+
+def test_topics_are_destinations_too(pair: Pair, backlog: Backlog) -> None:
+    """A topic's subscriptions get what was parked for it."""
+    topic, subscription = pair.topic()
+    backlog.park(topic, *numbered(5))
+    assert backlog.drain().delivered == 5
+    assert pair.bodies(subscription) == [f"m{number}" for number in range(5)]
+
+
+def test_a_message_refused_for_a_reason_nobody_knows_does_not_stand_in_the_way_for_ever(
+    pair: Pair, backlog: Backlog
+) -> None:
+    """It is held while others of its kind are, and dead-lettered once it has come up ten times."""
+    queue = pair.queue()
+    backlog.park(queue, encoded("poison", id="poison"))
+    pair.primary.faults.reject("com.microsoft:session-lock-lost", queue)
+    for _ in range(10):
+        summary = backlog.drain(budget=5.0)
+        assert (summary.held, summary.dead_lettered) == (1, 0)
+    assert backlog.drain(budget=5.0).dead_lettered == 1
+    (found,) = backlog.dead_letters()
+    assert found.dead_letter_reason == "com.microsoft:session-lock-lost"
+
+
+def test_a_primary_that_cannot_be_reached_costs_no_delivery(pair: Pair, backlog: Backlog) -> None:
+    """Nothing is received that could not be sent; the error says whom it could not reach."""
+    queue = pair.queue()
+    backlog.park(queue, *numbered(5))
+    pair.primary.kill()
+    summary = backlog.drain(budget=2.0)
+    assert summary.received == 0
+    assert pair.primary_namespace().host in (summary.error or "")
+    pair.primary.restart()
+    assert backlog.drain().delivered == 5
+    assert {row["delivery_count"] for row in backlog.journal.rows} == {0}
+
+
+def test_a_backlog_that_cannot_be_reached_is_an_error_and_no_exception(pair: Pair, backlog: Backlog) -> None:
+    """So is one that does not exist."""
+    pair.secondary.kill()
+    assert pair.secondary_namespace().host in (backlog.drain(budget=1.0).error or "")
+    pair.secondary.restart()
+    assert "amqp:not-found" in (backlog.drain(index=77, budget=1.0).error or "")
+
+
+def test_the_budget_ends_a_drain_and_loses_nothing(pair: Pair, backlog: Backlog) -> None:
+    """What was taken is finished, the rest stays; the next drain goes on there."""
+    queue = pair.queue()
+    backlog.park(queue, *numbered(600))
+    pair.primary.faults.latency(0.05, queue)
+    first = backlog.drain(budget=0.4, window_messages=20)
+    assert 0 < first.delivered < 600
+    assert (first.received, first.held, first.in_doubt, first.empty) == (first.delivered, 0, 0, False)
+    pair.primary.faults.clear()
+    assert backlog.drain().delivered == 600 - first.delivered
+    assert pair.bodies(queue) == [f"m{number}" for number in range(600)]
+
+
+def test_a_stop_ends_a_drain_and_loses_nothing(pair: Pair, backlog: Backlog) -> None:
+    """As the budget does."""
+    queue = pair.queue()
+    backlog.park(queue, *numbered(600))
+    pair.primary.faults.latency(0.05, queue)
+    summary = backlog.drain(budget=None, window_messages=20, stop=lambda: bool(backlog.journal.rows))
+    assert 0 < summary.delivered < 600
+    assert (summary.received, summary.in_doubt) == (summary.delivered, 0)
+    assert backlog.depth() == 600 - summary.delivered
+
+
+def test_a_black_hole_ends_within_its_time(pair: Pair, backlog: Backlog) -> None:
+    """A destination that opens no link is held, and says so; what was never sent to it is not in doubt."""
+    queue = pair.queue()
+    backlog.park(queue, *numbered(3))
+    pair.primary.faults.black_hole(queue)
+    summary = backlog.drain(answer_timeout=1.0)
+    assert summary.seconds < 15
+    assert (summary.delivered, summary.held, summary.in_doubt) == (0, 3, 0)
+    assert "the link was not answered within 1 s" in summary.held_for[0].reason
+    assert backlog.journal.rows == []
+    assert backlog.depth() == 3
+
+
+def test_what_is_not_answered_is_in_doubt(pair: Pair, backlog: Backlog) -> None:
+    """A destination that takes messages and answers nothing is held; what was sent to it is in doubt, and said so."""
+    queue = pair.queue()
+    backlog.park(queue, *numbered(3))
+    pair.primary.faults.lost_accept(queue)
+    summary = backlog.drain(answer_timeout=1.0)
+    assert summary.seconds < 15
+    assert (summary.delivered, summary.held, summary.in_doubt) == (0, 3, 3)
+    assert {row["message_id"] for row in backlog.journal.rows} == {"m0", "m1", "m2"}
+    for row in backlog.journal.rows:
+        assert (row["outcome"], row["destination"]) == ("in doubt", queue)
+        assert f"{queue} did not answer" in row["reason"]
+    assert backlog.depth() == 3
+    assert pair.bodies(queue) == ["m0", "m1", "m2"]  # they had arrived: nobody could know
+
+
+def test_held_messages_are_given_back_at_the_end(pair: Pair, backlog: Backlog) -> None:
+    """They can be received again at once: no lock is left behind."""
+    queue = pair.queue()
+    backlog.park(queue, *numbered(20))
+    pair.primary.faults.quota_exceeded(queue)
+    assert backlog.drain().held == 20
+    assert len(pair.take(pair.secondary, backlog.path(), 20)) == 20
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"window_messages": 0}, "window_messages must be 1 or more, not 0"),
+        ({"late": "never"}, "late must be one of deliver, dead-letter, not 'never'"),
+        ({"budget": 0.0}, "budget must be more than 0, or None, not 0.0"),
+        ({"max_rate": -1.0}, "max_rate must be more than 0, or None, not -1.0"),
+        ({"answer_timeout": 0.0}, "answer_timeout must be more than 0 seconds, not 0.0"),
+    ],
+)
+def test_bad_options_are_refused_by_name(options: dict[str, Any], said: str) -> None:
+    """With the value, and what would be right."""
+    with pytest.raises(OptionError, match=said):
+        DrainOptions(**options)
+
+
+def test_the_dead_letter_queue_is_the_backlogs_own(pair: Pair, backlog: Backlog) -> None:
+    """Counts of the secondary say where everything is."""
+    backlog.park("no-such-queue", *numbered(4))
+    backlog.drain()
+    with administer(pair.secondary) as admin:
+        found = admin.get_queue_runtime_properties(backlog.path())
+    assert (found.active_message_count, found.dead_letter_message_count) == (0, 4)

@@ -1,0 +1,462 @@
+"""Messages of one session reach their destination in the order in which they lay in the backlog queue."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from proton import symbol
+
+from pairbus.domain.outcome import Rows
+from pairbus.syphon import destinations, pace
+from pairbus.syphon.link import ACCEPTED, REJECTED, LinkError, Sender
+from tests.sending.conftest import Pair
+from tests.syphon.conftest import Backlog, Remembering, encoded
+from tests.syphon.counting import (
+    arrivals,
+    assert_conserved,
+    assert_in_order,
+    dead_letters,
+    ids,
+    in_sessions,
+    park_many,
+    repeats,
+)
+
+
+@pytest.fixture
+def transfers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many messages each transfer to `Sender` carried."""
+    carried: list[int] = []
+    send, send_batch = Sender.send, Sender.send_batch
+
+    def one(self: Sender, message: bytes, context: Any) -> None:
+        if isinstance(context, destinations.Moving):
+            carried.append(1)
+        send(self, message, context)
+
+    def many(self: Sender, head: bytes, messages: list[bytes], context: Any) -> None:
+        carried.append(len(messages))
+        send_batch(self, head, messages, context)
+
+    monkeypatch.setattr(Sender, "send", one)
+    monkeypatch.setattr(Sender, "send_batch", many)
+    return carried
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"window_messages": 7}, {"window_messages": 1}, {"window_bytes": 2000}, {"max_rate": 4000.0}],
+    ids=lambda options: " ".join(options) or "usual",
+)
+def test_many_sessions_interleaved(pair: Pair, backlog: Backlog, options: dict[str, Any]) -> None:
+    """Each session in its order, each message once, and nothing in doubt; whatever the window is."""
+    queue = pair.queue()
+    parked = in_sessions(20, 100 if not options else 10)
+    park_many(backlog, queue, parked)
+    summary = backlog.drain(**options)
+    assert (summary.delivered, summary.error, summary.in_doubt) == (len(parked), None, 0)
+    came = arrivals(backlog, queue)
+    assert_in_order(parked, came)
+    assert_conserved(backlog, ids(parked), came)
+
+
+@pytest.mark.parametrize("first", [1, 3, 20])
+def test_a_destination_that_is_fed_slowly(
+    pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """What waits in line for its destination is not overtaken by what comes later; and none is left waiting."""
+    monkeypatch.setattr(pace, "FIRST", first)
+    queue = pair.queue()
+    parked = in_sessions(30, 10) + [encoded("x", id=f"free-{number}") for number in range(100)]
+    park_many(backlog, queue, parked)
+    pair.primary.faults.latency(0.005, queue)
+    summary = backlog.drain()
+    assert (summary.delivered, summary.error, summary.held) == (len(parked), None, 0)
+    assert_in_order(parked[:300], [each for each in arrivals(backlog, queue) if each.session is not None])
+
+
+@pytest.mark.parametrize(
+    ("fault", "parameters"),
+    [
+        ("busy", {"rate": 0.2, "count": 12}),
+        ("busy", {"rate": 1.0, "count": 4}),
+        ("reject", {"condition": "com.microsoft:timeout", "rate": 0.2, "count": 8}),
+        ("reject", {"condition": "com.microsoft:session-lock-lost", "rate": 0.3, "count": 8}),
+        ("internal_error", {"rate": 0.2, "count": 8}),
+    ],
+)
+def test_a_destination_that_refuses_for_a_while(
+    pair: Pair, backlog: Backlog, fault: str, parameters: dict[str, Any]
+) -> None:
+    """A refused message is tried again before any of its session that lay behind it; none comes twice."""
+    queue = pair.queue()
+    parked = in_sessions(10, 40)
+    park_many(backlog, queue, parked)
+    getattr(pair.primary.faults, fault)(entity=queue, **parameters)
+    for _ in range(20):
+        summary = backlog.drain(retry_interval=0.01)
+        assert summary.error is None
+        if not summary.held:
+            break
+    came = arrivals(backlog, queue)
+    assert_in_order(parked, came)
+    assert_conserved(backlog, ids(parked), came)
+    assert backlog.journal.of("in doubt") == []
+
+
+def test_one_session_that_nobody_takes_does_not_hold_up_others(pair: Pair, backlog: Backlog) -> None:
+    """Sessions for a destination that is full wait; the same sessions for another destination go on."""
+    full, well = pair.queue(), pair.queue()
+    parked = in_sessions(5, 20)
+    backlog.make()
+    for message in parked:
+        park_many(backlog, full, [message])
+        park_many(backlog, well, [message])
+    pair.primary.faults.quota_exceeded(full)
+    assert backlog.drain().delivered == 100
+    assert_in_order(parked, arrivals(backlog, well))
+    pair.primary.faults.clear()
+    assert backlog.drain().delivered == 100
+    assert_in_order(parked, arrivals(backlog, full))
+
+
+def test_a_poison_message_in_the_midst_of_a_session(pair: Pair, backlog: Backlog) -> None:
+    """It is dead-lettered; those before and behind it arrive in their order."""
+    queue = pair.queue()
+    pair.primary.faults.size_limit(50_000, queue)
+    parked = in_sessions(3, 60)
+    parked[90] = encoded(b"x" * 60_000, id="poison", session="s0")
+    park_many(backlog, queue, parked)
+    summary = backlog.drain()
+    assert (summary.delivered, summary.dead_lettered) == (179, 1)
+    assert_in_order(parked, arrivals(backlog, queue), missing=["poison"])
+    assert [each.id for each in dead_letters(backlog)] == ["poison"]
+
+
+def test_a_long_session_goes_in_batches(pair: Pair, backlog: Backlog, transfers: list[int]) -> None:
+    """Far fewer transfers than messages, no message twice, and each message whole: not one body in a batch is lost."""
+    queue = pair.queue()
+    parked = [encoded(f"m{number}", id=f"m{number}", session="one") for number in range(500)]
+    park_many(backlog, queue, parked)
+    pair.primary.faults.latency(0.005, queue)
+    assert backlog.drain().delivered == 500
+    assert sum(transfers) == 500
+    assert len(transfers) < 100
+    assert pair.bodies(queue) == [f"m{number}" for number in range(500)]
+
+
+@pytest.mark.parametrize("session", [None, "one"])
+def test_a_message_that_chose_its_partition_goes_by_itself(
+    pair: Pair, backlog: Backlog, transfers: list[int], session: str | None
+) -> None:
+    """A batch goes to one partition of a partitioned entity. Of a session all go to the same: those are batched."""
+    queue = pair.queue()
+    keyed = {symbol("x-opt-partition-key"): session or "k"}
+    parked = [encoded("x", id=f"k{number}", session=session, annotations=keyed) for number in range(20)]
+    parked += [encoded("x-opt-partition-key", id=f"m{number}", session=session) for number in range(60)]
+    park_many(backlog, queue, parked)
+    pair.primary.faults.latency(0.02, queue)
+    assert backlog.drain().delivered == 80
+    assert sum(transfers) == 80
+    alone = transfers.count(1)
+    assert alone >= 20 if session is None else alone < 5
+    assert max(transfers) > 20
+    assert sorted(came.id for came in arrivals(backlog, queue)) == sorted(ids(parked))
+
+
+def test_batches_of_large_messages_are_no_larger_than_a_link_allows(
+    pair: Pair, backlog: Backlog, transfers: list[int]
+) -> None:
+    """Whatever the destination's limit is, a batch of messages that fit fits."""
+    queue = pair.queue()
+    pair.primary.faults.size_limit(21_000, queue)
+    parked = [encoded(b"x" * 9_900, id=f"m{number}", session="one") for number in range(20)]
+    parked += [encoded(b"x" * 20_000, id=f"n{number}", session="one") for number in range(3)]
+    park_many(backlog, queue, parked)
+    pair.primary.faults.latency(0.01, queue)
+    summary = backlog.drain()
+    assert (summary.delivered, summary.dead_lettered) == (23, 0)
+    assert max(transfers) == 2
+    assert_in_order(parked, arrivals(backlog, queue))
+
+
+def test_a_batch_is_larger_than_a_frame(pair: Pair, backlog: Backlog, transfers: list[int]) -> None:
+    """A batch that takes several frames arrives as the messages that it was made of, every byte of them."""
+    queue = pair.queue()
+    bodies = [f"{number:02}" * 4500 for number in range(40)]
+    parked = [encoded(body, session="one") for body in bodies]
+    park_many(backlog, queue, parked)
+    pair.primary.faults.latency(0.01, queue)
+    assert backlog.drain().delivered == 40
+    assert max(transfers) * 9000 > 2 * 65_536
+    assert pair.bodies(queue) == bodies
+
+
+def _refuse_batches(monkeypatch: pytest.MonkeyPatch, pair: Pair, condition: str, queue: str, most: int) -> list[int]:
+    """From the first batch on sends are rejected, so many times; the sizes of the batches."""
+    sizes: list[int] = []
+    send_batch = Sender.send_batch
+
+    def refused(self: Sender, head: bytes, messages: list[bytes], context: Any) -> None:
+        if not sizes:
+            pair.primary.faults.reject(condition, queue, count=most)
+        sizes.append(len(messages))
+        send_batch(self, head, messages, context)
+
+    monkeypatch.setattr(Sender, "send_batch", refused)
+    return sizes
+
+
+def test_a_batch_that_is_refused_is_split(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of it may be to blame: they go one by one, in their order; only what is refused alone is dead-lettered."""
+    queue = pair.queue()
+    parked = [encoded("x", id=f"m{number}", session="one") for number in range(60)]
+    park_many(backlog, queue, parked)
+    pair.primary.faults.latency(0.01, queue)
+    sizes = _refuse_batches(monkeypatch, pair, "com.microsoft:argument-error", queue, 2)
+    summary = backlog.drain()
+    assert sizes[0] > 1
+    assert (summary.delivered, summary.dead_lettered, summary.error) == (59, 1, None)
+    (dead,) = dead_letters(backlog)
+    assert_in_order(parked, arrivals(backlog, queue), missing=[dead.id])
+
+
+def test_a_batch_that_is_not_taken_now_is_held_whole(
+    pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes again in another pass, before all that lay behind it."""
+    queue = pair.queue()
+    parked = [encoded("x", id=f"m{number}", session="one") for number in range(60)]
+    park_many(backlog, queue, parked)
+    pair.primary.faults.latency(0.01, queue)
+    _refuse_batches(monkeypatch, pair, "com.microsoft:server-busy", queue, 1)
+    first, second = backlog.drain(), backlog.drain()
+    assert first.delivered + second.delivered == 60
+    assert (first.in_doubt, first.dead_lettered, second.held) == (0, 0, 0)
+    came = arrivals(backlog, queue)
+    assert_in_order(parked, came)
+    assert not repeats(came)
+
+
+def test_a_destination_that_is_dropped_in_the_middle(pair: Pair, backlog: Backlog) -> None:
+    """What was in flight may come twice and is in doubt; nothing overtakes what was not answered."""
+    queue = pair.queue()
+    parked = in_sessions(10, 60)
+    park_many(backlog, queue, parked)
+    pair.primary.faults.drop(queue, after=150, count=3)
+    summary = backlog.drain(window_messages=100)
+    assert summary.empty
+    came = arrivals(backlog, queue)
+    assert_in_order(parked, came)
+    assert_conserved(backlog, ids(parked), came, most_repeats=3 * 100)
+
+
+def test_a_backlog_that_is_dropped_in_the_middle(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages that stay locked by the link that was lost are waited for: nothing of their sessions overtakes them,
+    and the queue is not said to be empty before they came."""
+    monkeypatch.setattr(pace.LockClock, "RANGE", (1.0, 60.0))
+    queue = pair.queue()
+    parked = in_sessions(10, 30) + [encoded("x", id=f"free-{number}") for number in range(20)]
+    park_many(backlog, queue, parked, lock_duration=timedelta(seconds=2))
+    pair.primary.faults.latency(0.02, queue)
+    pair.secondary.faults.drop(backlog.path(), after=150, count=1)
+    summary = backlog.drain(window_messages=60)
+    assert summary.empty
+    came = arrivals(backlog, queue)
+    assert_in_order(parked[:300], [each for each in came if each.session is not None])
+    assert_conserved(backlog, ids(parked), came, most_repeats=60)
+
+
+def test_held_and_drained_again_and_again(pair: Pair, backlog: Backlog) -> None:
+    """Budget after budget, hold after hold: the order is that of the queue."""
+    queue = pair.queue()
+    parked = in_sessions(8, 40)
+    park_many(backlog, queue, parked)
+    pair.primary.faults.latency(0.01, queue)
+    pair.primary.faults.busy(queue, rate=0.3, count=20)
+    for _ in range(60):
+        backlog.drain(budget=0.3, window_messages=10)
+        if not backlog.depth():
+            break
+    pair.primary.faults.clear()
+    came = arrivals(backlog, queue)
+    assert_in_order(parked, came)
+    assert_conserved(backlog, ids(parked), came)
+
+
+def test_one_entity_by_many_names(pair: Pair, backlog: Backlog) -> None:
+    """Paths are the same whatever their case, and so is the primary named or not named: one entity, one order."""
+    queue = pair.queue()
+    parked = in_sessions(2, 60)
+    backlog.make()
+    host = pair.primary_namespace().host
+    names = ((queue, None), (queue.upper(), None), (queue, host), (queue.upper(), host.upper()))
+    for number, message in enumerate(parked):
+        path, namespace = names[number % len(names)]
+        backlog.park(path, message, namespace=namespace)
+    pair.primary.faults.latency(0.005, queue)
+    pair.primary.faults.busy(queue, rate=0.1, count=5)
+    for _ in range(20):
+        if not backlog.drain().held:
+            break
+    pair.primary.faults.clear()
+    assert_in_order(parked, arrivals(backlog, queue))
+
+
+def test_while_the_journal_is_slow(pair: Pair, backlog: Backlog) -> None:
+    """Order does not depend on when rows become durable."""
+    queue = pair.queue()
+    parked = in_sessions(5, 40)
+    park_many(backlog, queue, parked)
+
+    def slow(rows: Rows) -> None:
+        time.sleep(0.05)  # a disk far away
+
+    journal = Remembering(slow)
+    assert backlog.drain(journal=journal, window_messages=50).delivered == 200
+    assert_in_order(parked, arrivals(backlog, queue))
+
+
+# --- one destination, by its laws ------------------------------------------------------------------------------------
+
+
+class FakeSender:
+    """A link whose credit and answers a test decides on."""
+
+    def __init__(self) -> None:
+        self.credit = 0
+        self.most_bytes = 1000
+        self.now = 0.0
+        self.pending: list[Any] = []
+        self.closed = False
+
+    def loop_time(self) -> float:
+        return self.now
+
+    def send(self, message: bytes, context: Any) -> None:
+        assert self.credit > 0
+        self.credit -= 1
+        self.pending.append(context)
+
+    def send_batch(self, head: bytes, messages: list[bytes], context: Any) -> None:
+        assert self.credit > 0
+        assert len(head) + sum(map(len, messages)) <= self.most_bytes
+        self.credit -= 1
+        self.pending.append(context)
+
+    def oldest_unanswered(self) -> Any:
+        return self.pending[0] if self.pending else None
+
+    def abandon_unanswered(self) -> list[Any]:
+        given_up, self.pending = self.pending, []
+        return given_up
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeHost:
+    timeout = 1.0
+    takes_batches = True
+
+
+class Fates:
+    """What a destination says of its messages; each must have one fate."""
+
+    def __init__(self) -> None:
+        self.fates: dict[int, str] = {}
+        self.arrived: list[destinations.Moving] = []
+
+    def _is(self, message: destinations.Moving, fate: str) -> None:
+        assert message.sequence not in self.fates, f"{message.sequence} was {self.fates[message.sequence]}"
+        self.fates[message.sequence] = fate
+
+    def accepted(self, message: destinations.Moving) -> None:
+        self._is(message, "accepted")
+        self.arrived.append(message)
+
+    def refused(self, message: destinations.Moving, reason: str, description: str) -> None:
+        self._is(message, "refused")
+
+    def held(self, message: destinations.Moving, destination: destinations.Destination) -> None:
+        assert destination.held_for is not None
+        self._is(message, "held")
+
+    def doubtful(self, message: destinations.Moving, why: str) -> None:
+        self._is(message, "in doubt")
+
+
+_ANSWERS = ("accepted", "accepted", "accepted", "com.microsoft:argument-error", "amqp:link:message-size-exceeded",
+            "com.microsoft:server-busy", "com.microsoft:session-lock-lost", "amqp:not-found", "nothing")  # fmt: skip
+_STEPS = st.one_of(
+    st.tuples(st.just("take"), st.sampled_from([None, "a", "a", "b"]), st.sampled_from([10, 10, 300, 1001])),
+    st.tuples(st.just("credit"), st.integers(1, 3), st.none()),
+    st.tuples(st.just("answer"), st.integers(0, 3), st.sampled_from(_ANSWERS)),
+    st.tuples(st.just("pump"), st.none(), st.none()),
+    st.tuples(st.just("answer"), st.just(0), st.just("accepted")),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(_STEPS, max_size=60), st.integers(1, 4), st.sampled_from(["end", "closed", "look", "finish"]))
+def test_a_destination_by_its_laws(steps: list[Any], pace_limit: int, last: str) -> None:
+    """Whatever is taken, answered and refused in whatever order: each message has one fate, what arrives of a session
+    arrives in the order it was taken in, and nothing arrives behind one of its session that waits for another try."""
+    fates, sender = Fates(), FakeSender()
+    made_pace = pace.Pace(1000)
+    made_pace.limit = pace_limit
+    made = destinations.Destination("q", "q", FakeHost(), made_pace, fates)  # type: ignore[arg-type]
+    made._sender = sender  # type: ignore[assignment]
+    taken: list[destinations.Moving] = []
+
+    def answer(context: Any, said: str) -> None:
+        if said == "accepted":
+            made.on_outcome(context, ACCEPTED, None)
+        elif said == "nothing":
+            made.on_outcome(context, 0, LinkError(None, "nobody says"))
+        else:
+            made.on_outcome(context, REJECTED, LinkError(said, "so"))
+
+    for kind, one, other in steps:
+        if kind == "take":
+            message = destinations.Moving(None, other)
+            message.sequence, message.session, message.size = len(taken), one, other
+            message.message, message.ends_at = b"x" * other, 100.0
+            taken.append(message)
+            made.take(message)
+        elif kind == "credit":
+            sender.credit += one
+            made.on_credit()
+        elif kind == "pump":
+            made.pump()
+        elif sender.pending:
+            answer(sender.pending.pop(one % len(sender.pending)), other)
+    if last == "end":
+        made.end(LinkError(None, "the end"))
+    elif last == "closed":
+        made.on_closed(LinkError("amqp:link:detach-forced", "gone"))
+    elif last == "look":
+        made.look(1000.0, 1.0)
+        made.look(1000.0, 1.0)
+    else:
+        for _ in range(10 * len(taken) + 10):
+            sender.credit += 1
+            made.pump()
+            if sender.pending:
+                answer(sender.pending.pop(0), "accepted")
+    assert sorted(fates.fates) == list(range(len(taken)))
+    assert not made.is_waiting
+    assert not made.is_busy
+    for session in ("a", "b"):
+        arrived = [each.sequence for each in fates.arrived if each.session == session]
+        assert arrived == sorted(arrived)
+        again = [each.sequence for each in taken if each.session == session and fates.fates[each.sequence] in _AGAIN]
+        assert not again or not arrived or arrived[-1] < again[0]
+
+
+_AGAIN = ("held", "in doubt")
