@@ -1,0 +1,170 @@
+"""`jobs/drain.py`: its exit codes, what it prints, and how it ends when it is told to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pairbus.spark import Ledger
+from tests.from_file import module_from
+from tests.sending.conftest import Pair, wait_until
+from tests.spark.conftest import Backlog, write_toml
+
+JOB = Path(__file__).resolve().parents[2] / "jobs" / "drain.py"
+
+
+@pytest.fixture
+def written(backlog: Backlog) -> Path:
+    """A configuration file for the backlog."""
+    backlog.config()
+    return write_toml(backlog.folder / "pairbus.toml", backlog.mapping(task_budget=60, idle_poll_interval=1))
+
+
+@pytest.fixture
+def drain(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
+    """Runs the job in this process, in the session that is there; its exit code."""
+    module = module_from("jobs/drain.py")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["drain.py", *arguments])
+        code: int = module.main()
+        return code
+
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+class TestUsage:
+    """Code 2: nothing was started."""
+
+    def test_bad_usage(self, drain: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+        """No configuration, or both ways to run at once."""
+        for arguments in ([], ["--config", "x", "--once", "--continuous"]):
+            with pytest.raises(SystemExit) as end:
+                drain(*arguments)
+            assert end.value.code == 2
+        assert "not allowed with" in capsys.readouterr().err
+
+    def test_a_bad_configuration(
+        self, drain: Callable[..., int], backlog: Backlog, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """All mistakes are named at once, those of the command line too; no session is made for it."""
+        mapping = backlog.mapping(late="perhaps", task_budget=0)
+        del mapping["secondary"]
+        assert drain("--config", str(write_toml(backlog.folder / "bad.toml", mapping))) == 2
+        told = capsys.readouterr().err
+        assert all(name in told for name in ("[secondary]", "late", "task_budget", "bad.toml"))
+        assert drain("--config", str(backlog.folder / "nowhere.toml")) == 2
+        assert "cannot be read" in capsys.readouterr().err
+
+    def test_a_secret_that_is_not_there(
+        self,
+        spark: SparkSession,
+        drain: Callable[..., int],
+        backlog: Backlog,
+        written: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        """A reference that leads nowhere is a mistake of the configuration."""
+        (backlog.folder / "secrets" / "secondary").unlink()
+        assert drain("--config", str(written)) == 2
+        assert "secondary cannot be read" in capsys.readouterr().err
+
+
+class TestOnce:
+    """`--once`, which is the default."""
+
+    def test_what_is_held_is_listed(
+        self,
+        spark: SparkSession,
+        pair: Pair,
+        backlog: Backlog,
+        written: Path,
+        drain: Callable[..., int],
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        """Code 0: what could be moved was; `--queues` leaves other queues alone."""
+        queue, busy = pair.queue(), pair.queue()
+        backlog.park({0: queue, 1: queue}, 5)
+        backlog.park({0: busy}, 2)
+        pair.primary.faults.busy(busy)
+        assert drain("--config", str(written), "--once", "--queues", "0", "--max-rate", "1000") == 0
+        told = capsys.readouterr().out
+        assert f"held back in the backlog: 2 for {busy}: " in told
+        assert "nothing else is in what was asked for of the backlog" in told
+        assert (pair.arrived(queue), backlog.depths()) == (5, {0: 2, 1: 5})
+
+    def test_dead_letters_are_listed(
+        self,
+        spark: SparkSession,
+        backlog: Backlog,
+        written: Path,
+        drain: Callable[..., int],
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        """With their destination and the reason; that is code 0, so it must be seen."""
+        backlog.park({0: "no-such-queue"}, 3)
+        assert drain("--config", str(written)) == 0
+        said = capsys.readouterr().out
+        assert "dead-lettered in the backlog: 3 for no-such-queue: amqp:not-found" in said
+        assert "the backlog is empty" in said
+
+    def test_a_ledger_that_cannot_be_written(
+        self, spark: SparkSession, backlog: Backlog, drain: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """A file where the folder should be: one line that names the key, no stack of Java's."""
+        backlog.config()
+        (backlog.folder / "file").write_text("not a folder")
+        mapping = backlog.mapping()
+        mapping["ledger"]["path"] = str(backlog.folder / "file")
+        assert drain("--config", str(write_toml(backlog.folder / "bad.toml", mapping))) == 2
+        said = capsys.readouterr().err
+        assert "[ledger] path cannot be used: " in said
+        assert "\tat " not in said
+
+    def test_it_could_not(
+        self,
+        spark: SparkSession,
+        pair: Pair,
+        written: Path,
+        drain: Callable[..., int],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """Code 1, and why."""
+        pair.secondary.kill()
+        assert drain("--config", str(written)) == 1
+        assert "does not say how deep the backlog is" in caplog.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_told_to_stop(spark: SparkSession, pair: Pair, backlog: Backlog, written: Path, number: signal.Signals) -> None:
+    """`--continuous` in a process of its own ends with 0 in the midst of a drain: no journal is left, every row is in
+    the ledger, and what was not moved is in the backlog."""
+    queue = pair.queue()
+    backlog.park({0: queue}, 3000)
+    command = [sys.executable, str(JOB), "--config", str(written), "--continuous", "--max-rate", "50"]
+    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
+    log = backlog.folder / "log"
+    with log.open("w") as file:
+        job = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
+    try:
+        wait_until(lambda: pair.arrived(queue) > 0 or job.poll() is not None, 120, log.read_text)
+        os.killpg(job.pid, number) if number == signal.SIGINT else job.send_signal(number)
+        assert job.wait(180) == 0, log.read_text()
+    finally:
+        job.kill()
+        job.wait()
+    arrived = pair.arrived(queue)
+    assert 0 < arrived < 3000
+    assert backlog.depths()[0] == 3000 - arrived
+    assert list((backlog.folder / "ledger" / "_journal").rglob("*.journal")) == []
+    assert Ledger(spark, str(backlog.folder / "ledger")).outcomes().count() == arrived

@@ -1,0 +1,457 @@
+"""The streaming query, with real Spark, Delta and localbus: what is parked comes home, and the ledger tells of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from pairbus.config import SyphonConfig
+from pairbus.domain.backlog import queue_path
+from pairbus.domain.outcome import Held
+from pairbus.errors import ConfigError, OptionError, PairbusError
+from pairbus.spark import Ledger, Syphon, SyphonError, syphon, verify
+from pairbus.spark.source import Note
+from pairbus.syphon.peeking import backlog_sequence_numbers
+from tests.localbus.process_fixtures import administer
+from tests.sending.conftest import Pair, wait_until
+from tests.spark import stand_ins
+from tests.spark.conftest import Backlog, write_journal, write_toml
+
+
+@pytest.fixture
+def started(spark: SparkSession) -> Iterator[Callable[..., Syphon]]:
+    """Makes and starts syphons; whatever a test leaves running is stopped after it."""
+    made: list[Syphon] = []
+
+    def start(config: SyphonConfig, **options: Any) -> Syphon:
+        made.append(syphon(spark, config, **options))
+        made[-1].start()
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.stop()
+
+
+def is_waiting(job: Syphon) -> bool:
+    """Whether the query has looked, and found nothing to do."""
+    return bool(job.query.status["message"] == "Waiting for next trigger")
+
+
+def tasks_of(spark: SparkSession, job: Syphon) -> int:
+    """How many tasks the query has run."""
+    tracker = spark.sparkContext.statusTracker()
+    jobs = [tracker.getJobInfo(each) for each in tracker.getJobIdsForGroup(str(job.query.runId))]
+    stages = [tracker.getStageInfo(stage) for each in jobs if each is not None for stage in each.stageIds]
+    return sum(each.numTasks for each in stages if each is not None)
+
+
+def outcomes(spark: SparkSession, config: SyphonConfig) -> dict[str, int]:
+    assert config.ledger is not None
+    counted = Ledger(spark, config.ledger).outcomes().groupBy("outcome").count().collect()
+    return {row.outcome: row["count"] for row in counted}
+
+
+def is_conserved(spark: SparkSession, pair: Pair, config: SyphonConfig) -> bool:
+    """Whether every message is accounted for; what is not is printed."""
+    assert config.ledger is not None
+    in_backlog = backlog_sequence_numbers(pair.secondary_namespace(), pair.name, config.queues)
+    found = verify(spark, config.ledger, in_backlog)
+    print(found)
+    return found.ok
+
+
+class TestOnce:
+    """`run_once`."""
+
+    def test_what_is_parked_comes_home(self, spark: SparkSession, pair: Pair, backlog: Backlog) -> None:
+        """Every message at its destination, one row each, dead letters with their reason; then the backlog is empty."""
+        queue = pair.queue()
+        backlog.park({0: queue, 1: queue}, 300)
+        backlog.park({1: "no-such-queue"}, 5)
+        config = backlog.config()
+        job = syphon(spark, config)
+        assert job.run_once() == ()
+        assert pair.arrived(queue) == 600
+        assert backlog.depths() == {0: 0, 1: 0}
+        assert outcomes(spark, config) == {"delivered": 600, "dead-lettered": 5}
+        refused = job.ledger.outcomes().where("outcome = 'dead-lettered'").select("destination", "reason").distinct()
+        assert [row.destination for row in refused.collect()] == ["no-such-queue"]
+        assert is_conserved(spark, pair, config)
+        told = job.ledger.batches().groupBy("queue_index").agg(F.sum("delivered"), F.min("depth_after")).collect()
+        assert sorted(map(tuple, told)) == [(0, 300, 0), (1, 300, 0)]
+
+    def test_the_summary_is_in_the_progress(self, spark: SparkSession, pair: Pair, backlog: Backlog) -> None:
+        """`query.lastProgress` has the batch's counts, though the drained frame has only one action."""
+        queue = pair.queue()
+        backlog.park({0: queue}, 40)
+        job = syphon(spark, backlog.config())
+        job.run_once()
+        assert job.query is not None
+        assert job.query.lastProgress is not None
+        told = job.query.lastProgress.observedMetrics["pairbus"].asDict()
+        assert (told["received"], told["delivered"], told["held"]) == (40, 40, 0)
+        assert pair.arrived(queue) == 40
+
+    def test_an_empty_backlog_starts_nothing(self, spark: SparkSession, backlog: Backlog) -> None:
+        """No query and no job; but what a dead run has left in its journals is folded in."""
+        config = backlog.config()
+        assert config.journal is not None
+        job = syphon(spark, config)
+        (backlog.folder / "checkpoint").mkdir()
+        (backlog.folder / "checkpoint" / "pairbus-run").write_text("dead\n")
+        write_journal(config.journal, range(1, 4), run="dead", close=False)
+        assert job.run_once() == ()
+        assert job.query is None
+        assert outcomes(spark, config) == {"delivered": 3}
+
+    def test_held_messages_are_told(self, spark: SparkSession, pair: Pair, backlog: Backlog) -> None:
+        """A destination that is busy keeps its messages in the backlog; that is no failure, and it is said."""
+        busy, open_ = pair.queue(), pair.queue()
+        backlog.park({0: busy}, 3)
+        backlog.park({0: open_}, 4)
+        pair.primary.faults.busy(busy)
+        config = backlog.config()
+        held = syphon(spark, config).run_once()
+        assert [(each.destination, each.count) for each in held] == [(busy, 3)]
+        assert (pair.arrived(open_), backlog.depths()[0]) == (4, 3)
+        assert is_conserved(spark, pair, config)
+
+    def test_a_secondary_that_is_down_is_an_error(self, spark: SparkSession, pair: Pair, backlog: Backlog) -> None:
+        """It could not: that is said, not taken for an empty backlog."""
+        job = syphon(spark, backlog.config())
+        pair.secondary.kill()
+        with pytest.raises(SyphonError, match="does not say how deep"):
+            job.run_once()
+
+    def test_no_backlog_at_all_is_an_error(self, spark: SparkSession, pair: Pair, backlog: Backlog) -> None:
+        """A name that no sender uses is not an empty backlog."""
+        job = syphon(spark, backlog.config(queues="50-51"))
+        with pytest.raises(SyphonError, match=f"has no backlog queue 50-51 of {pair.name}: there are 0-1"):
+            job.run_once()
+
+    def test_a_queue_that_is_missing_is_told(
+        self, spark: SparkSession, backlog: Backlog, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The others are drained."""
+        backlog.park({1: "orders"}, 2)
+        job = syphon(spark, backlog.config(queues="0,50-61"))
+        assert job.run_once() == ()
+        assert "has no backlog queue 50-61 of" in caplog.text
+        assert "not asked for, and not empty: backlog queue 1 (2 messages)" in caplog.text
+        assert job.left_out == {1: 2}
+
+    def test_told_to_stop_before_it_is_done(
+        self, spark: SparkSession, pair: Pair, backlog: Backlog, tmp_path: Path
+    ) -> None:
+        """Whoever waits for an empty backlog is told that it is not."""
+        backlog.park({0: pair.queue()}, 1)
+        config = backlog.config()
+        job = syphon(spark, config, drain=stand_ins.UntilStopped(tmp_path))
+        with pytest.raises(SyphonError, match="told to stop before the backlog was empty"):
+            job.run_once(lambda: (tmp_path / "begun-0").exists())
+        assert outcomes(spark, config)["delivered"] > 0
+
+    def test_a_defect_in_a_task_is_an_error_of_its_queue(self, spark: SparkSession, backlog: Backlog) -> None:
+        """No task raises: the batch ends well, its row says what it was, and running once ends with it."""
+        backlog.park({0: "orders"}, 1)
+        config = backlog.config()
+        job = syphon(spark, config, drain=stand_ins.explode)
+        with pytest.raises(SyphonError, match="queue 0: RuntimeError: a defect in the drain"):
+            job.run_once()
+        told = [row.error for row in job.ledger.batches().where("queue_index = 0").collect()]
+        assert told == ["RuntimeError: a defect in the drain"] * 2
+
+
+class TestContinuous:
+    """`start` and `stop`."""
+
+    def test_without_a_backlog_it_waits_for_one(
+        self,
+        spark: SparkSession,
+        pair: Pair,
+        backlog: Backlog,
+        started: Callable[..., Syphon],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """Senders make the queues; until then it says what it misses."""
+        backlog.config()
+        queue = pair.queue()
+        job = started(SyphonConfig.from_mapping(backlog.mapping(queues="0-2", idle_poll_interval=1)))
+        assert "has no backlog queue 2 of" in caplog.text
+        with administer(pair.secondary) as admin:
+            admin.create_queue(queue_path(pair.name, 2))
+        backlog.park({2: queue}, 3)
+        wait_until(lambda: pair.arrived(queue) == 3, 60, lambda: job.query.status)
+
+    def test_with_more_queues_than_cores_none_starves(
+        self, spark: SparkSession, pair: Pair, backlog: Backlog, started: Callable[..., Syphon]
+    ) -> None:
+        """Two tasks at a time, two queues that take long: when their time is over, the others have theirs."""
+        slow, quick = pair.queue(), pair.queue()
+        with administer(pair.secondary) as admin:
+            for index in (2, 3):
+                admin.create_queue(queue_path(pair.name, index))
+        backlog.park({0: slow, 1: slow}, 400)
+        backlog.park({2: quick, 3: quick}, 3)
+        job = started(backlog.config(queues=4, task_budget=1, max_rate=40))
+        wait_until(lambda: pair.arrived(quick) == 6, 90, lambda: job.query.status)
+        assert min(backlog.depths()[index] or 0 for index in (0, 1)) > 0
+
+    def test_idle_costs_no_job(
+        self, spark: SparkSession, pair: Pair, backlog: Backlog, started: Callable[..., Syphon]
+    ) -> None:
+        """An empty backlog: no task is run, and but for the one with which a checkpoint begins no batch. What is parked
+        later is seen by the next question, and comes home."""
+        queue = pair.queue()
+        job = started(backlog.config(idle_poll_interval=1))
+        wait_until(lambda: is_waiting(job), 30, lambda: job.query.status)
+        assert tasks_of(spark, job) == 0
+        backlog.park({1: queue}, 10)
+        wait_until(lambda: pair.arrived(queue) == 10, 60, lambda: job.query.status)
+        wait_until(lambda: job.last_batch is not None, 30)
+        assert job.last_batch is not None
+        assert job.last_batch.before == {0: 0, 1: 10}
+        assert tasks_of(spark, job) > 0
+
+    def test_a_secondary_that_comes_back_is_drained(
+        self, spark: SparkSession, pair: Pair, backlog: Backlog, started: Callable[..., Syphon]
+    ) -> None:
+        """It is down when the query starts to ask, and the query lives; when it is back its messages come home."""
+        queue = pair.queue()
+        backlog.park({0: queue}, 5)
+        pair.secondary.kill()
+        job = started(backlog.config())
+        wait_until(lambda: is_waiting(job), 30, lambda: job.query.status)
+        pair.secondary.restart()
+        wait_until(lambda: pair.arrived(queue) == 5, 60, lambda: job.query.status)
+        assert job.query.exception() is None
+
+    def test_stopping_finishes_what_is_in_flight(
+        self, spark: SparkSession, backlog: Backlog, started: Callable[..., Syphon], tmp_path: Path
+    ) -> None:
+        """Tasks see the mark well before their budget is over; every row they wrote is in the ledger afterwards."""
+        backlog.park({0: "orders", 1: "orders"}, 1)
+        config = backlog.config(task_budget=600)
+        job = started(config, drain=stand_ins.UntilStopped(tmp_path))
+        wait_until(lambda: (tmp_path / "begun-0").exists() and (tmp_path / "begun-1").exists(), 60)
+        job.stop()
+        assert job.last_batch is not None
+        assert job.last_batch.total("delivered") > 0
+        assert outcomes(spark, config) == {"delivered": job.last_batch.total("delivered")}
+        assert not job.query.isActive
+        assert list((backlog.folder / "ledger" / "_journal").glob("*.stop")) == []
+        job.stop()
+
+    def test_batches_that_bring_nothing_are_spaced_out(
+        self, backlog: Backlog, started: Callable[..., Syphon], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Only held messages: the pause doubles from the retry interval on, and the reader is told of it."""
+        backlog.park({0: "orders"}, 3)
+        pauses: list[float] = []
+        told: list[bool] = []
+        write, pause = Note.write, Syphon._next_pause
+        monkeypatch.setattr(Syphon, "_next_pause", lambda job: pauses.append(pause(job)) or pauses[-1])
+        monkeypatch.setattr(
+            Note, "write", lambda note, path: (told.append(note.pause_until > note.asked_at), write(note, path))[1]
+        )
+        job = started(backlog.config(), drain=stand_ins.hold_everything)
+        wait_until(lambda: len(told) >= 4, 90, lambda: job.query.status)
+        assert pauses[:3] == [1, 2, 4]
+        assert told[:4] == [False, True, True, True]  # what it begins with, then the pauses
+        assert job.last_batch is not None
+        assert job.last_batch.queues[0].held_for == (Held("orders", "com.microsoft:server-busy", 3),)
+
+    def test_only_queues_with_messages_are_connected_to(
+        self, backlog: Backlog, started: Callable[..., Syphon], tmp_path: Path
+    ) -> None:
+        """An empty queue's task ends at once."""
+        backlog.park({1: "orders"}, 1)
+        job = started(backlog.config(), drain=stand_ins.UntilStopped(tmp_path))
+        wait_until(lambda: (tmp_path / "begun-1").exists(), 60)
+        job.stop()
+        assert not (tmp_path / "begun-0").exists()
+
+
+class TestKilled:
+    """What is killed in the midst of things."""
+
+    def test_a_python_worker(
+        self, spark: SparkSession, backlog: Backlog, started: Callable[..., Syphon], tmp_path: Path
+    ) -> None:
+        """Where Spark does not try a task again itself the batch fails and the query lives; no row is lost."""
+        backlog.park({0: "orders"}, 1)
+        config = backlog.config()
+        job = started(config, drain=stand_ins.KilledOnce(tmp_path))
+        wait_until(lambda: job.last_batch is not None, 60, lambda: job.query.status)
+        job.stop()
+        assert job.query.exception() is None
+        numbers = [row.sequence_number for row in job.ledger.outcomes().collect()]
+        assert sorted(set(numbers)) == [1, 2]
+        assert numbers.count(1) == 1
+
+    def test_a_worker_that_dies_with_locks_is_not_overtaken(
+        self, spark: SparkSession, pair: Pair, backlog: Backlog, tmp_path: Path
+    ) -> None:
+        """Where Spark does not try a task again itself: the next batch knows, and sessions keep their order."""
+        queue, path = pair.queue(), queue_path(pair.name, 2)
+        with administer(pair.secondary) as admin:
+            admin.create_queue(path, lock_duration=timedelta(seconds=5))
+        told = {"x-ms-path": queue, "x-ms-sessionid": "s"}
+        names = [f"m{number:02}" for number in range(30)]
+        with pair.plain_client(pair.secondary) as client, client.get_queue_sender(path) as sender:
+            sender.send_messages([ServiceBusMessage("x", message_id=n, application_properties=told) for n in names])
+        config = backlog.config(queues="2", task_budget=20)
+        assert syphon(spark, config, drain=stand_ins.DiesWithLocks(tmp_path)).run_once() == ()
+        assert (tmp_path / "killed").exists()
+        assert [str(each.message_id) for each in pair.take(pair.primary, queue, 30)] == names
+
+    def test_a_driver_that_had_planned_a_batch(self, spark: SparkSession, pair: Pair, backlog: Backlog) -> None:
+        """The next one runs the batch again, with depths that nobody knows: what is there now is drained, once."""
+        queue = pair.queue()
+        config = backlog.config()
+        backlog.park({0: queue}, 10)
+        syphon(spark, config).run_once()
+        commits = backlog.folder / "checkpoint" / "commits"
+        for commit in commits.iterdir():
+            commit.unlink()
+        backlog.park({1: queue}, 10)
+        job = syphon(spark, config)
+        job.run_once()
+        assert pair.arrived(queue) == 20
+        assert job._summaries[0].before == {0: None, 1: None}
+        assert outcomes(spark, config) == {"delivered": 20}
+        assert is_conserved(spark, pair, config)
+
+
+def test_two_at_once(spark: SparkSession, pair: Pair, backlog: Backlog) -> None:
+    """Two syphons with one ledger share the work: every message arrives once, and every row is there once."""
+    queue = pair.queue()
+    backlog.park({0: queue, 1: queue}, 400)
+    mapping = backlog.mapping()
+    config = backlog.config()
+    other = SyphonConfig.from_mapping(
+        mapping | {"ledger": {**mapping["ledger"], "checkpoint": str(backlog.folder / "other")}}
+    )
+    with ThreadPoolExecutor(2) as pool:
+        held = list(pool.map(lambda each: syphon(spark, each).run_once(), (config, other)))
+    assert held == [(), ()]
+    assert pair.arrived(queue) == 800
+    assert outcomes(spark, config) == {"delivered": 800}
+    assert is_conserved(spark, pair, config)
+
+
+class TestDeleted:
+    """Checkpoint deleted, ledger deleted, either moved: nothing is lost, and the next run works."""
+
+    @pytest.mark.parametrize("what", ["checkpoint", "ledger", "ledger/outcomes", "ledger/_journal"])
+    def test_deleted_between_two_runs(self, spark: SparkSession, pair: Pair, backlog: Backlog, what: str) -> None:
+        """The second run drains as the first did, and its rows are in the ledger."""
+        queue = pair.queue()
+        config = backlog.config()
+        for count in (10, 20):
+            backlog.park({0: queue}, 10)
+            syphon(spark, config).run_once()
+            assert pair.arrived(queue) == count
+            if count == 10:
+                shutil.rmtree(backlog.folder / what)
+        gone = what in ("ledger", "ledger/outcomes")
+        assert outcomes(spark, config) == {"delivered": 10 if gone else 20}
+
+    def test_moved(self, spark: SparkSession, pair: Pair, backlog: Backlog) -> None:
+        """A ledger and a checkpoint in a new place go on from there."""
+        queue = pair.queue()
+        backlog.park({0: queue}, 10)
+        syphon(spark, backlog.config()).run_once()
+        for name in ("ledger", "checkpoint"):
+            shutil.move(backlog.folder / name, backlog.folder / "elsewhere" / name)
+        backlog.folder = backlog.folder / "elsewhere"
+        backlog.park({1: queue}, 10)
+        config = backlog.config()
+        syphon(spark, config).run_once()
+        assert outcomes(spark, config) == {"delivered": 20}
+        assert is_conserved(spark, pair, config)
+
+
+def test_a_configuration_is_a_file_a_mapping_or_read(spark: SparkSession, backlog: Backlog, tmp_path: Path) -> None:
+    """All three are the same syphon; what is wrong in a file is told with its name."""
+    config, mapping = backlog.config(), backlog.mapping()
+    written = write_toml(tmp_path / "pairbus.toml", mapping)
+    assert {syphon(spark, given).config for given in (config, mapping, written, str(written))} == {
+        syphon(spark, config).config
+    }
+    with pytest.raises(ConfigError, match=r"none\.toml.*cannot be read"):
+        syphon(spark, tmp_path / "none.toml")
+
+
+class TestRefused:
+    """What a syphon does not start with."""
+
+    def test_speculation(self, spark: SparkSession, backlog: Backlog, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Two tasks would drain one queue at once; the reason is given."""
+        get = spark.conf.get
+        monkeypatch.setattr(
+            type(spark.conf), "get", lambda self, key, *rest: "true" if key == "spark.speculation" else get(key, *rest)
+        )
+        with pytest.raises(OptionError, match=r"spark\.speculation is true: Spark would run a slow task a second time"):
+            syphon(spark, backlog.config())
+
+    def test_executors_without_pairbus(
+        self, spark: SparkSession, backlog: Backlog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """That is said at once and by its name, not by every task of the first batch."""
+        monkeypatch.setattr("pairbus.spark.job.importable", stand_ins.not_importable)
+        with pytest.raises(SyphonError, match=r"on the executors; is it installed there.*No module named 'pairbus'"):
+            syphon(spark, backlog.config())
+
+    def test_no_ledger(self, spark: SparkSession, backlog: Backlog) -> None:
+        """Without a place for the ledger and the checkpoint nothing is started."""
+        backlog.config()
+        mapping = backlog.mapping()
+        del mapping["ledger"]
+        with pytest.raises(ConfigError, match="Spark job needs it"):
+            syphon(spark, SyphonConfig.from_mapping(mapping))
+
+    def test_twice(self, backlog: Backlog, started: Callable[..., Syphon]) -> None:
+        """A syphon is one run."""
+        job = started(backlog.config())
+        with pytest.raises(PairbusError, match="started before"):
+            job.start()
+
+
+def test_no_secret_travels(
+    spark: SparkSession,
+    pair: Pair,
+    backlog: Backlog,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Neither plan nor configuration, progress, log, checkpoint, journal or ledger has a key in it."""
+    caplog.set_level(logging.DEBUG, logger="pairbus")
+    queue = pair.queue()
+    backlog.park({0: queue}, 5)
+    job = syphon(spark, backlog.config())
+    job.run_once()
+    assert job.query is not None
+    job.query.explain(extended=True)
+    told = [caplog.text, *capfd.readouterr(), repr(job.config), repr(spark.sparkContext.getConf().getAll())]
+    told += [progress.json for progress in job.query.recentProgress]
+    told += [str(job.last_batch), json.dumps(job.config.to_mapping())]
+    files = [path for path in backlog.folder.rglob("*") if path.is_file() and path.parent.name != "secrets"]
+    assert any(path.suffix == ".parquet" for path in files)
+    for bus in (pair.primary, pair.secondary):
+        key = bus.connection_string.partition("SharedAccessKey=")[2].partition(";")[0]
+        assert key
+        assert [each for each in told if key in each] == []
+        assert [path for path in files if key.encode() in path.read_bytes()] == []

@@ -1,0 +1,274 @@
+"""The ledger: journals folded in exactly once, whatever is killed when; and conservation, proven or disproven."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import date, datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chispa import assert_df_equality
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+
+from pairbus.domain.outcome import Held, Outcome, QueueSummary
+from pairbus.errors import OptionError
+from pairbus.spark import Ledger, verify
+from pairbus.spark.ledger import BATCHES, OUTCOMES, BatchRow
+from pairbus.spark.verification import InDoubt, Missing, Repeat
+from pairbus.syphon.folding import JournalFolder
+from tests.spark.conftest import MOMENT, write_journal
+
+
+@pytest.fixture
+def journals(tmp_path: Path) -> JournalFolder:
+    """The journals of a run called `run`, which has begun."""
+    folder = JournalFolder(str(tmp_path / "_journal"))
+    folder.begin("run", None)
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "_journal"
+
+
+@pytest.fixture
+def ledger(spark: SparkSession, tmp_path: Path) -> Ledger:
+    return Ledger(spark, str(tmp_path))
+
+
+def numbers(ledger: Ledger) -> list[int]:
+    """The sequence numbers in the ledger, each as often as it is there."""
+    return sorted(row.sequence_number for row in ledger.outcomes().select("sequence_number").collect())
+
+
+class TestFolding:
+    """From journals into Delta."""
+
+    def test_rows_as_they_were_written(
+        self, spark: SparkSession, ledger: Ledger, journals: JournalFolder, root: Path
+    ) -> None:
+        """Every column arrives, times in UTC, and the day is that of settled_at in UTC, wherever the session is."""
+        write_journal(root, {7: "a", 8: "b"}, queue_index=3, batch=5, attempt=11)
+        assert ledger.fold(journals) == 1
+        parked, settled = (datetime.fromtimestamp(ms / 1000, timezone.utc) for ms in (MOMENT - 1000, MOMENT))
+        rows = [
+            ("contoso", 3, n, i, None, "orders", "delivered", None, parked, settled, 100, 0, 11, 5, date(2026, 11, 16))
+            for n, i in ((7, "a"), (8, "b"))
+        ]
+        expected = spark.createDataFrame(rows, OUTCOMES)
+        assert_df_equality(ledger.outcomes(), expected, ignore_row_order=True, ignore_nullable=True)
+
+    def test_all_journals_of_a_batch_are_one_commit(self, ledger: Ledger, journals: JournalFolder, root: Path) -> None:
+        """Ten queues are ten journals and one version of the table, partitioned by day."""
+        day = 86_400_000
+        for index in range(10):
+            write_journal(root, range(1, 4), queue_index=index, settled_at=MOMENT + index % 2 * day)
+        assert ledger.fold(journals) == 10
+        assert len(list((root.parent / "outcomes" / "_delta_log").glob("*.json"))) == 1
+        assert {path.name for path in (root.parent / "outcomes").glob("day=*")} == {"day=2026-11-16", "day=2026-11-17"}
+        assert ledger.outcomes().count() == 30
+        assert ledger.fold(journals) == 0
+        assert [path.name for path in (root / "run").iterdir() if path.suffix == ".journal"] == []
+
+    def test_a_journal_that_grows_is_folded_piece_by_piece(
+        self, ledger: Ledger, journals: JournalFolder, root: Path
+    ) -> None:
+        """What a task writes after a fold comes with the next one, once."""
+        write_journal(root, range(1, 3), close=False)
+        ledger.fold(journals)
+        write_journal(root, range(3, 5), attempt=1, close=False)
+        ledger.fold(journals)
+        ledger.fold(journals)
+        assert numbers(ledger) == [1, 2, 3, 4]
+
+    def test_at_the_end_all_is_folded(self, ledger: Ledger, journals: JournalFolder, root: Path) -> None:
+        """A fold that was planned and did not come to pass, and what was written since, once each."""
+        write_journal(root, range(1, 3), close=False)
+        assert journals.plan()
+        write_journal(root, range(3, 5), attempt=1, close=False)
+        ledger.fold_all(journals)
+        assert numbers(ledger) == [1, 2, 3, 4]
+        assert ledger.fold(journals) == 0
+
+    def test_no_rows_yet(self, spark: SparkSession, ledger: Ledger, journals: JournalFolder) -> None:
+        """A ledger that nothing was folded into reads as empty tables, before they are made and after."""
+        assert ledger.fold(journals) == 0
+        for _ in range(3):
+            assert_df_equality(ledger.outcomes(), spark.createDataFrame([], OUTCOMES))
+            assert_df_equality(ledger.batches(), spark.createDataFrame([], BATCHES))
+            ledger.create()
+
+    def test_batches(self, spark: SparkSession, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One row per queue and batch; it is there once, also if writing it failed after all was written."""
+        at = datetime(2026, 11, 17, 2, 30, tzinfo=timezone.utc)
+        summary = QueueSummary(4, 10, 7, 1, 2, 0, 900, 30, 1.5, True, (Held("orders", "busy", 2),), "late")
+        monkeypatch.setattr("pairbus.spark.ledger.time.sleep", lambda seconds: None)
+        with monkeypatch.context() as patch:
+            save, failures = DataFrameWriter.save, iter([True])
+
+            def fail_afterwards(self: Any, *arguments: Any) -> None:
+                save(self, *arguments)
+                if next(failures, False):
+                    raise OSError("the answer was lost")
+
+            patch.setattr(DataFrameWriter, "save", fail_afterwards)
+            ledger.append_batch("contoso", "run", 3, at, [BatchRow(summary, 10, None)])
+        row = ("contoso", "run", 3, at, 4, 10, None, 10, 7, 1, 2, 0, 900, 30, 1.5, "late", [("orders", "busy", 2)])
+        assert_df_equality(ledger.batches(), spark.createDataFrame([row], BATCHES), ignore_nullable=True)
+
+
+class Killed(BaseException):
+    """Stands for a SIGKILL between two steps."""
+
+
+def kill_at(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the process end before or after one step of a fold."""
+    when, name = step.split()
+    owner: Any = {"write": Ledger, "folded": JournalFolder, "plan": JournalFolder}[name]
+    attribute = {"write": "_fold"}.get(name, name)
+    original: Callable[..., Any] = getattr(owner, attribute)
+
+    def killed(self: Any, *arguments: Any) -> Any:
+        if when == "after":
+            original(self, *arguments)
+        raise Killed
+
+    monkeypatch.setattr(owner, attribute, killed)
+
+
+class TestKills:
+    """Killed between any two steps, the next run folds what is left, once."""
+
+    @pytest.mark.parametrize("step", ["before plan", "after plan", "after write", "before folded", "after folded"])
+    def test_every_row_once(
+        self, ledger: Ledger, journals: JournalFolder, root: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    ) -> None:
+        """The next run of the same checkpoint folds the dead run's journals, and new ones of its own."""
+        write_journal(root, range(1, 6))
+        with monkeypatch.context() as patch:
+            kill_at(step, patch)
+            with pytest.raises(Killed):
+                ledger.fold(journals)
+        write_journal(root, range(6, 9), attempt=1, close=False)
+        following = JournalFolder(str(root))
+        following.begin("next", "run")
+        write_journal(root, range(9, 11), run="next")
+        ledger.fold(following)
+        ledger.fold(following)
+        assert numbers(ledger) == list(range(1, 11))
+
+    def test_a_write_that_fails_is_tried_again(
+        self, ledger: Ledger, journals: JournalFolder, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two syphons that make the table at once meet such an error."""
+        write_journal(root, range(1, 4))
+        original = Ledger._fold
+        failures: Iterator[bool] = iter([True, True])
+
+        def sometimes(self: Ledger, fold: Any) -> None:
+            original(self, fold)
+            if next(failures, False):
+                raise RuntimeError("a conflict")
+
+        monkeypatch.setattr(Ledger, "_fold", sometimes)
+        monkeypatch.setattr("pairbus.spark.ledger.time.sleep", lambda seconds: None)
+        ledger.fold(journals)
+        assert numbers(ledger) == [1, 2, 3]
+
+    def test_the_tables_are_deleted(self, ledger: Ledger, journals: JournalFolder, root: Path) -> None:
+        """What is folded afterwards makes new ones, and nothing is taken for folded that is not."""
+        write_journal(root, range(1, 4))
+        ledger.fold(journals)
+        shutil.rmtree(root.parent / "outcomes")
+        write_journal(root, range(4, 6), attempt=1)
+        ledger.fold(journals)
+        assert numbers(ledger) == [4, 5]
+
+
+class TestVerify:
+    """`verify`: conservation."""
+
+    @pytest.fixture
+    def told(self, ledger: Ledger, journals: JournalFolder, root: Path) -> Callable[..., None]:
+        """Write journals and fold them."""
+        attempts = iter(range(1000))
+
+        def tell(numbers: Any, **options: Any) -> None:
+            write_journal(root, numbers, attempt=next(attempts), **options)
+            ledger.fold(journals)
+
+        return tell
+
+    def test_all_is_well(self, spark: SparkSession, root: Path, told: Callable[..., None]) -> None:
+        """Delivered, dead-lettered, or in the backlog: nothing is missing, and nothing beyond is asked for."""
+        told(range(5, 9))
+        told(range(9, 11), outcome=Outcome.DEAD_LETTERED)
+        told(range(1, 3), queue_index=1)
+        found = verify(spark, str(root.parent), {0: [11, 12], 1: []})
+        assert (found.ok, found.problems, found.repeats, found.in_doubt) == (True, [], (), ())
+        counts = [(q.queue_index, q.seen, q.delivered, q.dead_lettered, q.in_backlog, q.missing) for q in found.queues]
+        assert counts == [(0, 8, 4, 2, 2, 0), (1, 2, 2, 0, 0, 0)]
+        assert "every message is accounted for" in str(found)
+
+    def test_missing_ones_are_named(self, spark: SparkSession, root: Path, told: Callable[..., None]) -> None:
+        """A number without a row that is not in the backlog, also if all that is known of it is a doubt at the edge."""
+        told({1: "a"}, outcome=Outcome.IN_DOUBT)
+        told({2: "b", 3: "c", 5: "e", 9: "i"})
+        found = verify(spark, str(root.parent), {0: [7, 12]})
+        assert not found.ok
+        assert found.missing == tuple(
+            Missing("contoso", 0, *each) for each in ((1, 1), (4, 4), (6, 6), (8, 8), (10, 11))
+        )
+        assert found.queues[0].missing == 6
+        assert "queue 0 of contoso: 10 to 11 is neither in the ledger nor in the backlog" in str(found)
+
+    def test_repeats_are_listed(self, spark: SparkSession, root: Path, told: Callable[..., None]) -> None:
+        """Delivered twice under one id is said and is no problem; under two ids it is one."""
+        told({1: "a", 2: "b", 3: "c"})
+        told({2: "b"})
+        found = verify(spark, str(root.parent))
+        assert found.ok
+        assert found.repeats == (Repeat("contoso", 0, 2, ("b",), 2),)
+        assert found.queues[0].repeated == 1
+        told({3: "another"})
+        found = verify(spark, str(root.parent))
+        assert found.problems == ["queue 0 of contoso: 3 (another, c) 2 times under different ids"]
+
+    def test_doubts_are_listed(self, spark: SparkSession, root: Path, told: Callable[..., None]) -> None:
+        """A doubt without a final row, and whether it is in the backlog; one that was cleared up is none."""
+        told({1: "a", 2: "b", 3: "c"}, outcome=Outcome.IN_DOUBT)
+        told({1: "a"})
+        found = verify(spark, str(root.parent), {0: [2]})
+        assert found.in_doubt == (InDoubt("contoso", 0, 2, "b", True), InDoubt("contoso", 0, 3, "c", False))
+        assert found.missing == (Missing("contoso", 0, 3, 3),)
+
+    def test_an_empty_ledger(self, spark: SparkSession, tmp_path: Path) -> None:
+        """Nothing was seen, and that is said. A folder without a ledger is no such thing: its name may be wrong."""
+        with pytest.raises(OptionError, match=r"there is no ledger at .*\[ledger\] path"):
+            verify(spark, str(tmp_path))
+        Ledger(spark, str(tmp_path)).create()
+        found = verify(spark, str(tmp_path))
+        assert (found.ok, str(found)) == (True, "the ledger has no rows: no message was seen")
+        found = verify(spark, str(tmp_path), {0: [4, 5]}, namespace="contoso")
+        assert found.ok
+        assert [(q.namespace, q.seen, q.in_backlog) for q in found.queues] == [("contoso", 2, 2)]
+
+    def test_several_primaries(self, spark: SparkSession, root: Path, told: Callable[..., None]) -> None:
+        """Their queues are told apart; a backlog must then say whose it is."""
+        told({1: "a"})
+        rows: DataFrame = Ledger(spark, str(root.parent)).outcomes()
+        other = rows.withColumns({"namespace": _literal("fabrikam")})
+        other.write.format("delta").mode("append").save(str(root.parent / "outcomes"))
+        assert [q.namespace for q in verify(spark, str(root.parent)).queues] == ["contoso", "fabrikam"]
+        with pytest.raises(OptionError, match="more than one primary"):
+            verify(spark, str(root.parent), {0: [2]})
+        assert verify(spark, str(root.parent), {0: [2]}, namespace="fabrikam").queues[0].in_backlog == 1
+
+
+def _literal(value: str) -> Any:
+    from pyspark.sql import functions
+
+    return functions.lit(value)

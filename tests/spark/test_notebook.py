@@ -1,0 +1,87 @@
+"""notebooks/after_the_outage.ipynb runs on a ledger, and is committed without its results."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from pyspark.sql import SparkSession
+
+from pairbus.domain.outcome import Outcome, QueueSummary
+from pairbus.spark import Ledger
+from pairbus.spark.ledger import BatchRow
+from pairbus.syphon.folding import JournalFolder
+from tests.spark.conftest import MOMENT, write_journal
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+NOTEBOOK = ROOT / "notebooks" / "after_the_outage.ipynb"
+
+
+@pytest.fixture
+def notebook() -> Any:
+    return nbformat.read(NOTEBOOK, as_version=4)
+
+
+@pytest.fixture
+def ledger(spark: SparkSession, tmp_path: Path) -> str:
+    """A small ledger: two queues, one batch, deliveries and dead letters."""
+    folder = str(tmp_path / "ledger")
+    root = f"{folder}/_journal"
+    journals = JournalFolder(root)
+    journals.begin("run", None)
+    write_journal(root, range(1, 41))
+    write_journal(root, range(1, 6), queue_index=1, outcome=Outcome.DEAD_LETTERED, settled_at=MOMENT + 2500)
+    made = Ledger(spark, folder)
+    made.fold(journals)
+    journals.finish()
+    rows = [
+        BatchRow(QueueSummary(0, received=40, delivered=40, operations=120, seconds=1.5, empty=True), 40, 0),
+        BatchRow(QueueSummary(1, received=5, dead_lettered=5, operations=10, seconds=0.5, empty=True), 5, 0),
+    ]
+    made.append_batch("contoso", "run", 0, datetime.fromtimestamp(MOMENT / 1000, timezone.utc), rows)
+    return folder
+
+
+def test_it_is_committed_without_results(notebook: Any) -> None:
+    """Whoever runs it sees their own ledger, and a change of it can be read."""
+    nbformat.validate(notebook)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(not cell.outputs and cell.execution_count is None for cell in cells)
+
+
+def test_make_runs_it_with_options_that_there_are() -> None:
+    """`make notebook`'s own command line, on a notebook that is not there: no option is what is missed."""
+    (line,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if "jupyter-execute" in line]
+    options = [word for word in line.split() if word.startswith("--")]
+    assert options
+    assert "unrecognized arguments" not in complaint(*options)
+    assert "unrecognized arguments" in complaint(*options, "--no-such-option")
+
+
+def complaint(*options: str) -> str:
+    command = [str(Path(sys.executable).with_name("jupyter-execute")), *options, "no-such.ipynb"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode
+    return ended.stderr
+
+
+def test_it_runs_on_a_ledger(notebook: Any, ledger: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every cell runs; it shows four plots, the counts, the dead letters, and that nothing is missing."""
+    for name, value in (("PAIRBUS_LEDGER", ledger), ("SPARK_LOCAL_IP", "127.0.0.1"), ("MPLBACKEND", "inline")):
+        monkeypatch.setenv(name, value)
+    for name in [name for name in os.environ if name.startswith(("PYSPARK_GATEWAY", "COV_"))]:
+        monkeypatch.delenv(name)
+    NotebookClient(notebook, timeout=240, kernel_name="python3").execute(cwd=str(NOTEBOOK.parent))
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 4
+    shown = "\n".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in outputs)
+    assert "45 rows, 2 of batches" in shown
+    assert "every message is accounted for" in shown
+    assert "dead_lettered" in shown
