@@ -6,8 +6,11 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
-DEMO ?= jobs/demo.py
-BENCH ?= bench.localbus
+DEMO ?= jobs.demo
+BENCH ?= bench
+WORKERS ?= 3
+# What Spark needs to know wherever it is started: which Java, and to keep to this machine.
+SPARK := home=$$($(BIN)/python tools/java_home.py --home) && JAVA_HOME="$$home" SPARK_LOCAL_IP=127.0.0.1
 # More arguments for the program that a target runs, e.g. make test ARGS='-k session -x'
 ARGS ?=
 
@@ -15,17 +18,29 @@ ARGS ?=
 help: ## List the targets
 	@echo "Usage: make TARGET [PYTHON=python3.12] [ARGS='...']"
 	@echo
-	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: demo
-demo: .venv ## Start localbus, send and receive with the Azure SDK, print what happened
+demo: .delta ## Tell an outage: one of two namespaces is killed, sends go on, Spark brings all home, all is counted
 	@echo "pairbus: running $(DEMO)"
-	@$(BIN)/python $(DEMO) $(ARGS)
+	@$(SPARK) $(BIN)/python -m $(DEMO) $(ARGS)
+
+.PHONY: notebook
+notebook: .delta ## Run notebooks/after_the_outage.ipynb on the demo's ledger; the result goes to build/demo
+	@echo "pairbus: running the notebook (PAIRBUS_LEDGER=... takes another ledger)"
+	@mkdir -p build/demo
+	@$(SPARK) $(BIN)/jupyter-execute --NbClientApp.log_level=ERROR --output=../build/demo/after_the_outage notebooks/after_the_outage.ipynb
+	@echo "pairbus: open build/demo/after_the_outage.ipynb, with VS Code or Jupyter"
+
+.PHONY: demo-localbus
+demo-localbus: .venv ## Show localbus: queues, sessions, topics, dead letters, faults, a kill with the Azure SDK
+	@echo "pairbus: running jobs/demo_localbus.py"
+	@$(BIN)/python jobs/demo_localbus.py $(ARGS)
 
 .PHONY: test
-test: lint ## Lint, type check and run the tests
-	@echo "pairbus: running the tests"
-	@$(BIN)/python -m pytest $(ARGS)
+test: lint .delta ## Lint, type check and run the tests
+	@echo "pairbus: running the tests, $(WORKERS) files at a time (most of them wait for something; WORKERS=0: one by one)"
+	@$(SPARK) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 .PHONY: lint
 lint: .venv ## Check style, format and types (ruff, mypy strict)
@@ -43,17 +58,32 @@ fmt: .venv ## Format the code and cure what ruff can cure by itself
 .PHONY: fuzz
 fuzz: .venv ## Run the long campaigns (tests marked campaign)
 	@echo "pairbus: running the long campaigns"
-	@$(BIN)/python -m pytest -m campaign $(ARGS)
+	@$(BIN)/python -m pytest -m campaign -o faulthandler_timeout=0 $(ARGS)
 
 .PHONY: sdk-test
 sdk-test: .venv ## Try localbus with Microsoft's SDKs for other languages
 	@echo "pairbus: running the tests with other languages' SDKs"
 	@$(BIN)/python -m pytest -m sdks tests/sdks $(ARGS)
 
+.PHONY: cluster-test
+cluster-test: .delta ## Try the syphon on a Spark cluster of two workers, with processes killed under it (Linux)
+	@echo "pairbus: running the tests on a cluster (some minutes)"
+	@$(SPARK) $(BIN)/python -m pytest -s -m cluster -o faulthandler_timeout=0 tests/cluster $(ARGS)
+
 .PHONY: bench
-bench: .venv ## Measure localbus: messages a second, CPU and memory
+bench: .delta ## Measure everything (ARGS=--quick: a glimpse), or BENCH=bench.localbus, .neighbour, .sender, .syphon, .spark
 	@echo "pairbus: running $(BENCH)"
-	@$(BIN)/python -m $(BENCH) $(ARGS)
+	@$(SPARK) $(BIN)/python -m $(BENCH) $(ARGS)
+
+.PHONY: wheelhouse
+wheelhouse: .venv ## Build the wheels that a Databricks cluster lacks, Proton's included, into build/wheelhouse
+	@echo "pairbus: filling build/wheelhouse"
+	@$(BIN)/python tools/wheelhouse.py $(ARGS)
+
+.PHONY: environment
+environment: .venv ## Pack the Python environment for executors of a Spark cluster into build/environment.tar.gz
+	@echo "pairbus: packing build/environment.tar.gz"
+	@$(BIN)/python tools/environment_archive.py $(ARGS)
 
 .PHONY: java
 java: .venv ## Say which Java (17 or newer) Spark would use; set one up in .venv if there is none
@@ -69,8 +99,14 @@ install: .venv ## Set up .venv with the pinned dependencies (the other targets d
 .venv:
 	@python=$$(tools/find-python) && "$$python" tools/make_venv.py
 
+# Delta's jars for Spark: fetched once, into .venv.
+.PHONY: .delta
+.delta: .venv
+	@$(SPARK) $(BIN)/python tools/delta_jars.py
+
 .PHONY: clean
 clean: ## Remove everything that make made, .venv included
 	@echo "pairbus: removing .venv, caches and build results"
 	@rm -rf .venv .venv-unfinished dist build .hypothesis .mypy_cache .pytest_cache .ruff_cache tests/sdks/.build
+	@rm -rf spark-warehouse notebooks/spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,180 +1,125 @@
-"""`make demo`: localbus in one minute: the official SDK sends and receives, the server is killed, nothing is lost.
+"""`make demo`: an outage from the first order to the last one home, and at the end everything is counted.
 
-Everything here is azure-servicebus as it comes from PyPI, over a real socket, to a server process on this machine.
+Two localbus processes are the two namespaces. Shops send with pairbus; the primary is killed (kill -9) in the midst of
+it, what they send is parked in the secondary, the primary comes back, a Spark job brings the parked messages home, and
+consumers with the plain Azure SDK receive all of them. The exit code is 0 only if everything adds up.
 """
 
 from __future__ import annotations
 
+import argparse
+import logging
+import shutil
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-from azure.servicebus import NEXT_AVAILABLE_SESSION, ServiceBusClient, ServiceBusMessage, ServiceBusSubQueue
-from azure.servicebus.management import CorrelationRuleFilter, ServiceBusAdministrationClient, SqlRuleFilter
-
+from jobs.demo_story.goods import DOOMED
+from jobs.demo_story.processes import ROOT
+from jobs.demo_story.reckoning import Reckoning
+from jobs.demo_story.screen import Screen, table
+from jobs.demo_story.stage import Stage
+from jobs.demo_story.trade import SHOPS, Market
 from pairbus.localbus import LocalBus
 
-Row = tuple[str, str, str]
+#: How much of all is sent before the outage and in it; and how far the second part is when the primary is killed.
+BEFORE, DURING = 0.25, 0.6
+KILLED_AT = 0.2
+
+
+def tell(stage: Stage, messages: int, lose: int) -> Reckoning:
+    """The story."""
+    say = stage.screen.say
+    before, during = round(messages * BEFORE), round(messages * DURING)
+    with stage.pairing() as bus:
+        paths = list(bus.status().queues)
+        say(f"Paired. The secondary has {len(paths)} backlog queues now: {paths[0]} … {paths[-1][-1]}.")
+        market = Market(bus)
+
+        say(f"\n1. All is well: {SHOPS} shops send orders, invoices, carts (sessions), prices (a topic) and faxes.")
+        stage.trade(market, before)
+
+        say("\n2. They go on, and in the midst of it the primary is killed. Nobody tells them.")
+        say("   (Failover after 1 s here, after 60 s by default.)")
+        stage.trade(market, during, kill_at=round(during * KILLED_AT))
+        stage.show_backlog(paths)
+
+        say("\n3. The primary is started again. A ping will find out.")
+        stage.primary.restart()
+        stage.await_failback(bus)
+        say(f"   Nobody wants {DOOMED} any more: what is in that queue is read, and it is deleted. Some are parked.")
+        stage.give_up(DOOMED)
+
+        say("\n4. The shops send once more: to the primary again.")
+        stage.trade(market, messages - before - during, without=DOOMED)
+        market.close()
+
+    say("\n5. The Spark job brings the parked messages home:")
+    stage.bring_home()
+
+    say("\n6. Consumers receive: the plain Azure SDK, which knows nothing of all this.")
+    if lose:
+        stage.lose(lose)
+    return stage.receive(market, paths)
+
+
+def reckon(screen: Screen, reckoning: Reckoning) -> bool:
+    """The tables at the end; whether everything adds up."""
+    for text in reckoning.tables():
+        screen.say(text)
+    checks = reckoning.checks()
+    screen.say("\nDoes it add up?")
+    screen.say(table(("", "what", "found"), [("yes" if each.ok else "NO", each.what, each.found) for each in checks]))
+    for each in checks:
+        for wrong in each.wrong:
+            screen.say(f"   {each.what}: {wrong}")
+    return all(each.ok for each in checks)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make demo", description="Tell an outage, and count.")
+    parser.add_argument("--messages", type=int, default=24_000, metavar="N", help="how many are sent (default: 24000)")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=ROOT / "build" / "demo",
+        help="where the ledger is left (default: build/demo); emptied first",
+    )
+    parser.add_argument(
+        "--lose", type=int, default=0, metavar="N", help="take N orders away on the sly: the demo must notice, and fail"
+    )
+    return parser.parse_args()
 
 
 def main() -> int:
+    options = arguments()
+    for name in ("azure", "pairbus"):  # the SDK tells every lost connection; what pairbus tells is printed
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    folder: Path = options.folder.absolute()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    began, screen = time.monotonic(), Screen()
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pairbus-demo-")))
-        print("Starting localbus, with its messages in a SQLite file ...", flush=True)
-        bus = stack.enter_context(LocalBus(name="contoso", store=folder / "contoso.db"))
-        print(f"It listens on {bus.host}:{bus.port}. The Azure SDK does the rest:\n", flush=True)
-        admin = stack.enter_context(
-            ServiceBusAdministrationClient.from_connection_string(bus.connection_string, connection_verify=bus.ca_file)
-        )
-        steps: list[Callable[[LocalBus, ServiceBusAdministrationClient], Row]] = [
-            queue,
-            session,
-            topic,
-            dead_letter,
-            fault,
-            restart,
-        ]
-        rows = []
-        for step in steps:
-            began = time.perf_counter()
-            rows.append((*step(bus, admin), f"{time.perf_counter() - began:.1f} s"))
-        print(table(("what", "sent", "what came back", "took"), rows))
-    print("\nDone: localbus has stopped and its files are gone. Your own code: see README.md.")
-    return 0
-
-
-def client(bus: LocalBus) -> ServiceBusClient:
-    return ServiceBusClient.from_connection_string(bus.connection_string, retry_total=0)
-
-
-def queue(bus: LocalBus, admin: ServiceBusAdministrationClient) -> Row:
-    admin.create_queue("orders")
-    with client(bus) as bus_client:
-        with bus_client.get_queue_sender("orders") as sender:
-            sender.send_messages([ServiceBusMessage(f"order {n}") for n in range(1, 4)])
-        with bus_client.get_queue_receiver("orders") as receiver:
-            received = receiver.receive_messages(3, max_wait_time=5)
-            for message in received:
-                receiver.complete_message(message)
-    bodies = ", ".join(str(m) for m in received)
-    expect(bodies == "order 1, order 2, order 3", bodies)
-    return "a queue", "a batch of 3", f"{bodies}: completed, none left"
-
-
-def session(bus: LocalBus, admin: ServiceBusAdministrationClient) -> Row:
-    admin.create_queue("carts", requires_session=True)
-    with client(bus) as bus_client:
-        with bus_client.get_queue_sender("carts") as sender:
-            for n in range(1, 4):
-                sender.send_messages(ServiceBusMessage(f"step {n}", session_id="cart-42"))
-        with bus_client.get_queue_receiver("carts", session_id=NEXT_AVAILABLE_SESSION, max_wait_time=5) as receiver:
-            receiver.session.set_state(b"paid")
-            steps = [str(m) for m in receiver.receive_messages(3, max_wait_time=5)]
-            state = bytes(receiver.session.get_state()).decode()
-            name = receiver.session.session_id
-    expect(steps == ["step 1", "step 2", "step 3"] and name == "cart-42", steps)
-    return "a session", "3 messages of cart-42", f"{name}: {', '.join(steps)}; state: {state}"
-
-
-def topic(bus: LocalBus, admin: ServiceBusAdministrationClient) -> Row:
-    admin.create_topic("prices")
-    for name, chosen in (
-        ("big", SqlRuleFilter("amount > 1000 AND currency IN ('EUR', 'USD')")),
-        ("gold", CorrelationRuleFilter(label="gold")),
-    ):
-        admin.create_subscription("prices", name)
-        admin.delete_rule("prices", name, "$Default")
-        admin.create_rule("prices", name, "wanted", filter=chosen)
-    with client(bus) as bus_client:
-        with bus_client.get_topic_sender("prices") as sender:
-            for amount, subject in ((50, "gold"), (5000, "tin"), (9000, "gold")):
-                properties: dict[str | bytes, Any] = {"amount": amount, "currency": "EUR"}
-                sender.send_messages(
-                    ServiceBusMessage(f"{subject} {amount}", subject=subject, application_properties=properties)
-                )
-        got = {}
-        for name in ("big", "gold"):
-            with bus_client.get_subscription_receiver("prices", name) as receiver:
-                got[name] = [str(m) for m in receiver.receive_messages(5, max_wait_time=2)]
-    expect(got == {"big": ["tin 5000", "gold 9000"], "gold": ["gold 50", "gold 9000"]}, got)
-    return "a topic with filters", "3 prices", "; ".join(f"{k}: {', '.join(v)}" for k, v in got.items())
-
-
-def dead_letter(bus: LocalBus, admin: ServiceBusAdministrationClient) -> Row:
-    admin.create_queue("bills")
-    with client(bus) as bus_client:
-        with bus_client.get_queue_sender("bills") as sender:
-            sender.send_messages(ServiceBusMessage("bill 7"))
-        with bus_client.get_queue_receiver("bills") as receiver:
-            (message,) = receiver.receive_messages(1, max_wait_time=5)
-            receiver.dead_letter_message(message, reason="unreadable", error_description="no amount on it")
-        with bus_client.get_queue_receiver("bills", sub_queue=ServiceBusSubQueue.DEAD_LETTER) as receiver:
-            (dead,) = receiver.receive_messages(1, max_wait_time=5)
-            receiver.complete_message(dead)
-    expect(dead.dead_letter_reason == "unreadable", dead.dead_letter_reason)
-    return (
-        "a dead letter",
-        "1 message",
-        f"{dead}: {dead.dead_letter_reason} ({dead.dead_letter_error_description})",
-    )
-
-
-def fault(bus: LocalBus, admin: ServiceBusAdministrationClient) -> Row:
-    admin.create_queue("fragile")
-    bus.faults.reject("amqp:resource-limit-exceeded", "fragile", count=1)
-    raised = "nothing"
-    with client(bus) as bus_client, bus_client.get_queue_sender("fragile") as sender:
-        try:
-            sender.send_messages(ServiceBusMessage("too much"))
-        except Exception as error:
-            raised = type(error).__name__
-        sender.send_messages(ServiceBusMessage("fits again"))
-    bus.faults.clear()
-    expect(raised == "ServiceBusQuotaExceededError", raised)
-    return "a fault: quota", "1 refused, 1 sent", f"the SDK raised {raised}, then sent"
-
-
-def restart(bus: LocalBus, admin: ServiceBusAdministrationClient) -> Row:
-    admin.create_queue("kept")
-    count = 100
-    with client(bus) as bus_client, bus_client.get_queue_sender("kept") as sender:
-        sender.send_messages([ServiceBusMessage(f"kept {n}") for n in range(count)])
-    bus.kill()
-    bus.restart()
-    found = 0
-    with client(bus) as bus_client, bus_client.get_queue_receiver("kept") as receiver:
-        while found < count:
-            received = receiver.receive_messages(count, max_wait_time=5)
-            if not received:
-                break
-            for message in received:
-                receiver.complete_message(message)
-            found += len(received)
-    expect(found == count, found)
-    return "kill -9 and restart", f"{count} messages", f"{found} of {count} still there"
-
-
-def expect(right: bool, found: object) -> None:
-    """A demo that shows something else than it says is a failure."""
-    if not right:
-        raise SystemExit(f"make demo: this was not expected: {found!r}")
-
-
-def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [head, *rows]
-    ]
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)
+        stack.callback(screen.done)  # whatever happens, nothing is printed behind a live line
+        stores = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pairbus-demo-")))
+        screen.say("Starting two localbus processes: contoso, the primary, and contoso-backup, the secondary.")
+        primary = stack.enter_context(LocalBus(name="contoso", store=stores / "contoso.db"))
+        secondary = stack.enter_context(LocalBus(name="contoso-backup", store=stores / "contoso-backup.db"))
+        reckoning = tell(Stage(screen, primary, secondary, folder), options.messages, options.lose)
+    adds_up = reckon(screen, reckoning)
+    screen.say(f"\n{time.monotonic() - began:.0f} s; everything that ran has stopped. Left for you in {folder}:")
+    screen.say("the ledger, the job's configuration and its log. See the ledger with plots: make notebook")
+    if not adds_up:
+        screen.say("make demo: it does NOT add up, see above")
+    return 0 if adds_up else 1
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.exit("make demo: interrupted; localbus has stopped and its files are gone")
+        sys.exit("\nmake demo: interrupted; everything that it had started has stopped")

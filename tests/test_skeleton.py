@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 import pairbus
 from pairbus import cli
+from tests.from_file import module_from
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,16 +27,11 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCALBUS_MODULES = ["cproton", "h11", "lark", "proton", "sortedcontainers", "trustme"]
-INSTALLED_EXTRAS = ("dev", "localbus", "eventhubs")
+INSTALLED_EXTRAS = ("dev", "localbus", "eventhubs", "spark")
 
 
 def load_tool(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_from(f"tools/{name}.py")
 
 
 def write_program(path: Path, script: str) -> Path:
@@ -176,7 +172,7 @@ class TestPackage:
             assert (run.returncode, run.stderr) == (0, "")
         else:
             assert run.returncode == 2
-            assert "pip install 'pairbus[localbus]'" in run.stderr
+            assert "install pairbus with its extra 'localbus'" in run.stderr
             assert run.stderr.count("\n") == 1
 
 

@@ -1,0 +1,202 @@
+"""Three ways to bring one backlog queue home: the drain, the SDK as one would use it, and bare Proton."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import deque
+from typing import Any
+
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceivedMessage
+
+from bench.ground import DESTINATION, PRIMARY, Ground, properties_head
+from pairbus.domain.aliases import ALIASES, PATH, SCHEDULED, SESSION_ID, TIME_TO_LIVE
+from pairbus.domain.backlog import queue_path
+from pairbus.domain.outcome import Head, Rows
+from pairbus.syphon.connection import Connection
+from pairbus.syphon.drain import DrainOptions, Journal, drain_queue
+from pairbus.syphon.journal import open_journal
+from pairbus.syphon.link import ACCEPTED, LinkError, Receiver, Sender
+
+WINDOW = DrainOptions().window_messages
+SDK_BATCH = 100
+
+
+# --- the drain -----------------------------------------------------------------------------------------------------
+
+
+class NoJournal:
+    """A journal that keeps nothing."""
+
+    def write(self, rows: Rows) -> None:
+        pass
+
+
+class TimedJournal:
+    """A journal that notes when how many rows were durable."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._rows = 0
+        self.steps: list[tuple[float, int]] = []
+
+    def write(self, rows: Rows) -> None:
+        self._journal.write(rows)
+        self._rows += len(rows)
+        self.steps.append((time.perf_counter(), self._rows))
+
+    def pace_behind(self, share: float) -> tuple[float, float]:
+        """Rows a second once this share of them was durable, and when it was."""
+        first = next(index for index, (_, rows) in enumerate(self.steps) if rows >= share * self._rows)
+        begun, before = self.steps[first]
+        ended, rows = self.steps[-1]
+        return (rows - before) / max(ended - begun, 1e-9), begun
+
+
+def drain(ground: Ground, count: int, journal: Journal | None = None) -> None:
+    """The drain as it runs everywhere; with a journal on this machine's disk, unless another is given."""
+    own = None
+    if journal is None:
+        journal = own = open_journal(str(ground.folder / f"run-{uuid.uuid4().hex[:8]}"), Head(PRIMARY, 0))
+    primary, secondary = ground.namespaces
+    options = DrainOptions(budget=None)
+    done = drain_queue(primary=primary, secondary=secondary, queue_index=0, journal=journal, options=options)
+    if own is not None:
+        own.close()
+    if done.delivered != count or done.error:
+        raise RuntimeError(f"the drain did not bring {count} messages home: {done}")
+
+
+# --- the SDK -------------------------------------------------------------------------------------------------------
+
+
+def with_sdk(ground: Ground, count: int) -> float:
+    """Receive a batch, restore what the SDK's objects can hold, send it as a batch, complete each message.
+
+    The seconds until the last was completed: the SDK takes another second for closing its clients.
+    """
+    begun = time.perf_counter()
+    with (
+        ServiceBusClient.from_connection_string(ground.secondary.connection_string) as backlog,
+        ServiceBusClient.from_connection_string(ground.primary.connection_string) as home,
+        backlog.get_queue_receiver(queue_path(PRIMARY, 0)) as receiver,
+        home.get_queue_sender(DESTINATION) as sender,
+    ):
+        moved = 0
+        while moved < count:
+            received = receiver.receive_messages(max_message_count=SDK_BATCH, max_wait_time=10)
+            if not received:
+                raise RuntimeError(f"the SDK brought {moved} of {count} messages home, then nothing came")
+            sender.send_messages([_restored(message) for message in received])
+            for message in received:
+                receiver.complete_message(message)
+            moved += len(received)
+        return time.perf_counter() - begun
+
+
+def _restored(message: ServiceBusReceivedMessage) -> ServiceBusMessage:
+    """As good as it can be done with what the SDK has decoded."""
+    properties: dict[str, Any] = {_text(key): value for key, value in (message.application_properties or {}).items()}
+    if _text(properties[PATH]) != DESTINATION:
+        raise RuntimeError(f"a message for {properties[PATH]}")
+    session, life, scheduled = (properties.get(name) for name in (SESSION_ID, TIME_TO_LIVE, SCHEDULED))
+    return ServiceBusMessage(
+        b"".join(message.body),
+        application_properties={key: value for key, value in properties.items() if key not in ALIASES},
+        message_id=message.message_id,
+        session_id=None if session is None else _text(session),
+        time_to_live=life,
+        scheduled_enqueue_time_utc=scheduled,
+        content_type=message.content_type,
+        correlation_id=message.correlation_id,
+        subject=message.subject,
+        to=message.to,
+        reply_to=message.reply_to,
+        reply_to_session_id=message.reply_to_session_id,
+    )
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+# --- bare Proton ---------------------------------------------------------------------------------------------------
+
+
+def bare(ground: Ground, count: int) -> None:
+    """Pass the sender's sections on as they are, complete what was accepted: no restore, journal or bookkeeping.
+
+    What a broker writes before the properties is cut off: the other would take twice as long for a message with it.
+    """
+    asyncio.run(_bare(ground, count))
+
+
+async def _bare(ground: Ground, count: int) -> None:
+    primary, secondary = ground.namespaces
+    path = queue_path(PRIMARY, 0)
+    home, backlog = await Connection.open(primary), await Connection.open(secondary)
+    try:
+        await home.authorize(DESTINATION)
+        await backlog.authorize(path)
+        passing = _PassThrough(count)
+        passing.sender = await home.sender(DESTINATION, passing)
+        passing.receiver = await backlog.receiver(path, passing)
+        backlog.on_turn = passing.replenish
+        passing.replenish()
+        await passing.done
+    finally:
+        await backlog.close()
+        await home.close()
+
+
+class _PassThrough:
+    """What is received is sent, what is accepted is completed; a window of messages at a time."""
+
+    sender: Sender
+    receiver: Receiver
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+        self._head = properties_head()
+        self._open = 0
+        self._waiting: deque[tuple[bytes, Any]] = deque()
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def replenish(self) -> None:
+        wanted = WINDOW - self._open - self.receiver.credit
+        if wanted * 4 >= WINDOW:
+            self.receiver.allow(wanted)
+
+    def on_message(self, delivery: Any, message: bytes) -> None:
+        self._open += 1
+        message = message[message.index(self._head) :]
+        if self._waiting or not self.sender.credit:
+            self._waiting.append((message, delivery))
+        else:
+            self.sender.send(message, delivery)
+
+    def on_credit(self) -> None:
+        while self._waiting and self.sender.credit:
+            self.sender.send(*self._waiting.popleft())
+
+    def on_outcome(self, delivery: Any, state: int, error: LinkError | None) -> None:
+        if state != ACCEPTED:
+            self._fail(error or LinkError(None, "a message was not accepted"))
+            return
+        self.receiver.complete(delivery)
+
+    def on_confirmed(self, context: Any, state: int, error: LinkError | None) -> None:
+        self._open -= 1
+        self._left -= 1
+        if not self._left and not self.done.done():
+            self.done.set_result(None)
+
+    def on_drained(self, all_was_sent: bool) -> None: ...
+
+    def on_closed(self, error: LinkError) -> None:
+        self._fail(error)
+
+    def _fail(self, error: LinkError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)

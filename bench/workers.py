@@ -1,0 +1,153 @@
+"""What `bench.spark` measures, each in a process of its own: a Spark job, a bare drain, one task of the job.
+
+    python -m bench.workers job|drain|task CONFIG.json
+
+A worker gets ready, says so (a line of JSON), waits for a line on its standard input, works, and says what it came to.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from bench.figures import ROOT
+from bench.localbus import cpu_seconds
+from pairbus.config import SyphonConfig
+
+_CORES = 2
+
+
+class Worker:
+    """A worker process, from the outside."""
+
+    def __init__(self, kind: str, config: Mapping[str, Any], folder: Path) -> None:
+        file = folder / f"{kind}-{time.monotonic_ns()}.json"
+        file.write_text(json.dumps(config), encoding="utf-8")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.workers", kind, str(file)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._process.kill()
+        self._process.communicate()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def hear(self) -> dict[str, Any]:
+        """The next thing that it says."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):  # Spark, too, has something to say
+                said: dict[str, Any] = json.loads(line)
+                return said
+        raise RuntimeError(f"a worker ended with {self._process.wait()} and said nothing")
+
+    def go(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+
+
+def tree_cpu(pid: int) -> float:
+    """CPU seconds of a process and all that it has started, those that have ended and were waited for included."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has ended meanwhile
+            continue
+        parents.setdefault(parent, []).append(int(stat.parent.name))
+    total, family = 0.0, [pid]
+    while family:
+        member = family.pop()
+        family += parents.get(member, [])
+        try:
+            total += cpu_seconds(member, with_children=True)
+        except OSError:
+            continue
+    return total
+
+
+# --- on the inside -------------------------------------------------------------------------------------------------
+
+
+def ready(**facts: Any) -> None:
+    """Say that the work can begin, and wait until it is to."""
+    print(json.dumps(facts), flush=True)
+    sys.stdin.readline()
+
+
+def run_job(config: SyphonConfig) -> dict[str, Any]:
+    """What `jobs/drain.py --once` does on two cores."""
+    from jobs.drain import run
+    from pairbus.spark import spark_session, syphon
+
+    begun = time.time()
+    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    spark = spark_session("pairbus-bench", **{"spark.master": f"local[{_CORES}]", **quiet})
+    spark.sparkContext.setLogLevel("ERROR")
+    job = syphon(spark, config)
+    ready(start_seconds=time.time() - begun)
+    begun = time.time()
+    code = run(job, once=True, stop=threading.Event())
+    commits = Path(str(config.ledger)).glob("*/_delta_log/*.json")
+    return {"code": code, "seconds": max(commit.stat().st_mtime for commit in commits) - begun}
+
+
+def run_drain(config: SyphonConfig) -> dict[str, Any]:
+    """What `pairbus drain` does."""
+    from pairbus.syphon.service import service_for
+
+    service = service_for(config)
+    ready()
+    begun = time.time()
+    done = service.once()
+    return {"code": int(not done.is_empty or bool(done.errors)), "seconds": time.time() - begun}
+
+
+def run_task(config: SyphonConfig) -> dict[str, Any]:
+    """What a task of the Spark job does with one queue, by the very function that Spark's worker calls."""
+    from pairbus.spark.marks import StopMark
+    from pairbus.spark.tasks import DrainTask
+
+    task = DrainTask(config, f"{config.journal}/run", StopMark(str(config.journal), "run"))
+    before = peak_kilobytes()
+    ready()
+    summary = task.summarise(0, None, 0, 1)
+    return {"delivered": summary.delivered, "error": summary.error, "before": before, "peak": peak_kilobytes()}
+
+
+def peak_kilobytes() -> int:
+    """The most memory that this process has had."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
+
+
+def main() -> None:
+    kind, file = sys.argv[1:]
+    config = SyphonConfig.from_mapping(json.loads(Path(file).read_text(encoding="utf-8")))
+    print(json.dumps({"job": run_job, "drain": run_drain, "task": run_task}[kind](config)), flush=True)
+    sys.stdin.readline()  # whoever measures looks at this process before it ends
+
+
+if __name__ == "__main__":
+    main()
