@@ -29,6 +29,9 @@ SDK_BATCH = 100
 class NoJournal:
     """A journal that keeps nothing."""
 
+    def prepare(self) -> None:
+        pass
+
     def write(self, rows: Rows) -> None:
         pass
 
@@ -40,6 +43,9 @@ class TimedJournal:
         self._journal = journal
         self._rows = 0
         self.steps: list[tuple[float, int]] = []
+
+    def prepare(self) -> None:
+        self._journal.prepare()
 
     def write(self, rows: Rows) -> None:
         self._journal.write(rows)

@@ -91,8 +91,9 @@ def journal_or_none(ground: Ground, count: int, rounds: int) -> Figure:
 
 
 def far_away(ground: Ground, count: int, rounds: int) -> Figure:
-    """The pace once the windows have grown; how long the start took is told apart."""
+    """The whole drain; the pace once the windows have grown, and how long it took until then, are told besides."""
     starts: dict[bool, list[float]] = {True: [], False: []}
+    paces: dict[bool, list[float]] = {True: [], False: []}
 
     def moved(far: bool) -> Callable[[], Run]:
         def drained() -> float:
@@ -101,18 +102,22 @@ def far_away(ground: Ground, count: int, rounds: int) -> Figure:
             with _distance(ground, far):
                 begun = time.perf_counter()
                 drain(ground, count, timed)
+                seconds = time.perf_counter() - begun
             journal.close()
             pace, started = timed.pace_behind(STARTING)
             starts[far].append(started - begun)
-            return count / pace
+            paces[far].append(pace)
+            return seconds
 
         return lambda: ground.turn(count, drained)
 
-    what = f"drain at {2000 * ONE_WAY:.0f} ms round trip ÷ at 0 ms, once it flows"
+    what = f"drain at {2000 * ONE_WAY:.0f} ms round trip ÷ at 0 ms, {count:,} messages"
     found = compare("P3", what, 0.9, ("50 ms", "0 ms"), (moved(True), moved(False)), rounds)
     far, near = (statistics.median(starts[each]) for each in (True, False))
-    said = f"pace behind the first {STARTING:.0%}, which took {far:.2f} s against {near:.2f} s; {found.note}"
-    return replace(found, note=said, more={"start_seconds": {"50 ms": far, "0 ms": near}})
+    flowing = statistics.median(one / other for one, other in zip(paces[True], paces[False], strict=True))
+    said = f"behind the first {STARTING:.0%}, which took {far:.2f} s against {near:.2f} s, {flowing:.2f}; {found.note}"
+    more = {"start_seconds": {"50 ms": far, "0 ms": near}, "ratio_once_it_flows": flowing}
+    return replace(found, note=said, more=more)
 
 
 @contextmanager

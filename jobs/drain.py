@@ -57,8 +57,7 @@ def main() -> int:
     try:
         config = SyphonConfig.load(options.config).with_overrides(queues=options.queues, max_rate=options.max_rate)
         config.require_ledger()
-        for namespace in (config.primary, config.secondary):
-            namespace.resolve()  # a secret that is not there is told before Spark starts
+        config.resolve()  # a secret that is not there is told before Spark starts
         spark = spark_session("pairbus-syphon")
         job = syphon(spark, config)
     except OptionError as error:

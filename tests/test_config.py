@@ -325,6 +325,42 @@ def test_places_must_differ() -> None:
     told = problem(ledger={"path": "/a", "checkpoint": "/b", "journal": "/b"})
     assert "checkpoint and journal must be two folders" in told
     assert "a checkpoint and no path" in problem(ledger={"checkpoint": "/b"})
+    for key in ("checkpoint", "journal"):
+        for table in ("/a/outcomes", "/a/batches/x"):
+            told = problem(ledger={"path": "/a", "checkpoint": "/b", key: table})
+            assert f"[ledger] {key} must be a folder of its own, not in the table {table.split('/')[2]}" in told
+    assert "not in the checkpoint" in problem(ledger={"path": "/a", "checkpoint": "/b", "journal": "/b/j"})
+    assert "not in the journal" in problem(ledger={"path": "/a", "checkpoint": "/j/c", "journal": "/j"})
+    assert config(ledger={"path": "/a", "checkpoint": "/a/_checkpoint", "journal": "/a2"}).journal == "/a2"
+
+
+@pytest.mark.parametrize("key", ["path", "journal"])
+def test_a_journal_that_only_spark_could_write(key: str) -> None:
+    """Storage that files cannot be written to without Spark is refused with what would do, before anything starts."""
+    told = problem(ledger={"path": "/a", "checkpoint": "/b", key: "wasbs://box@account.blob.core.windows.net/x"})
+    assert "no journal can be kept on wasbs://" in told
+    assert "abfss" in told
+
+
+def test_one_host_in_two_spellings() -> None:
+    """A namespace is not its own secondary."""
+    told = problem(
+        primary={"host": "contoso.servicebus.windows.net", "credential": "default"},
+        secondary={"host": "Contoso.ServiceBus.Windows.Net", "credential": "default"},
+    )
+    assert "[primary] and [secondary] must be two namespaces" in told
+
+
+def test_all_that_cannot_be_looked_up_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By table, with the variable that is missing."""
+    for name in ("PAIRBUS_NONE_A", "PAIRBUS_NONE_B"):
+        monkeypatch.delenv(name, raising=False)
+    told = config(
+        primary={"connection": "env:PAIRBUS_NONE_A", "name": "contoso"}, secondary={"connection": "env:PAIRBUS_NONE_B"}
+    )
+    with pytest.raises(ConfigError) as caught:
+        told.resolve()
+    assert [problem.partition(" ")[0] for problem in caught.value.problems] == ["[primary]", "[secondary]"]
 
 
 # --- references --------------------------------------------------------------------------------------------------

@@ -25,7 +25,9 @@ MOST_QUEUES = 10_000
 _UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|h)")
 _QUEUES = re.compile(r"\d{1,9}(?:-\d{1,9})?")
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
+#: Storage that files can be written to without Spark, as Spark calls it.
+JOURNAL_SCHEMES = ("file", "dbfs", "abfss", "abfs", "s3", "s3a", "s3n", "gs", "gcs", "hdfs", "viewfs")
 #: Account keys, shared access signatures, and a password before the host.
 _SECRET = re.compile(r"(?:sig|key|secret|token|password)\w*=|sharedaccess|://[^/@]*:[^/@]*@", re.IGNORECASE)
 
@@ -156,3 +158,9 @@ def place(given: Any, name: str, problems: Problems) -> str | None:
     else:
         return text.rstrip("/") or "/"
     return None
+
+
+def strange_scheme(place: str) -> str | None:
+    """The scheme of a URI on which no journal can be kept."""
+    found = _SCHEME.match(place)
+    return found[1] if found is not None and found[1].lower() not in JOURNAL_SCHEMES else None

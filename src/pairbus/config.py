@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from . import checking
 from .checking import Problems
 from .domain.backlog import told_queues
-from .errors import ConfigError
+from .errors import ConfigError, OptionError
+from .options import Namespace
 from .references import NamespaceReference
 
 if sys.version_info >= (3, 11):
@@ -24,7 +25,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["LedgerPlaces", "NamespaceReference", "SyphonConfig", "parse_queues"]
+__all__ = ["LedgerPlaces", "NamespaceReference", "Namespaces", "SyphonConfig", "parse_queues"]
 
 _MIB = 1024 * 1024
 _LATE = ("deliver", "dead-letter")
@@ -40,6 +41,16 @@ _SYPHON = ("queues", "late", *_DURATIONS, *_NUMBERS, "max_rate")
 #: Key of `[ledger]` → the field that holds it.
 _LEDGER = {"path": "ledger", "checkpoint": "checkpoint", "journal": "journal"}
 _TABLES = (*_NAMESPACES, "syphon", "ledger")
+#: The tables of a ledger, folders below its path.
+TABLES = ("outcomes", "batches")
+
+
+class Namespaces(NamedTuple):
+    """The namespaces that a configuration refers to, looked up: these hold secrets."""
+
+    primary: Namespace
+    secondary: Namespace
+    event_hubs: Namespace | None
 
 
 class LedgerPlaces(NamedTuple):
@@ -149,6 +160,23 @@ class SyphonConfig:
             changes["max_rate"] = max_rate
         return replace(self, **changes)
 
+    def resolve(self) -> Namespaces:
+        """All namespaces, looked up by this process; one `ConfigError` names each that cannot be."""
+        problems: Problems = []
+        found: list[Namespace | None] = []
+        for name in _NAMESPACES:
+            reference: NamespaceReference | None = getattr(self, name)
+            try:
+                found.append(None if reference is None else reference.resolve())
+            except OptionError as error:
+                problems.append(f"[{name}] {error}")
+        if problems:
+            raise ConfigError(problems)
+        primary, secondary, event_hubs = found
+        assert primary is not None
+        assert secondary is not None
+        return Namespaces(primary, secondary, event_hubs)
+
     def require_ledger(self) -> LedgerPlaces:
         """The three places that a Spark job needs; a `ConfigError` names those that are missing."""
         missing = [f"[ledger] {key} is missing; a Spark job needs it" for key in _LEDGER if self._place(key) is None]
@@ -197,14 +225,40 @@ def _check_ledger(final: dict[str, Any], problems: Problems) -> None:
         problems.append("[ledger] has a checkpoint and no path: only a Spark job has a checkpoint, and it needs both")
     if "journal" not in given and final["ledger"] is not None:
         final["journal"] = f"{final['ledger'].rstrip('/')}/_journal"
-    for one, other in (("path", "checkpoint"), ("path", "journal"), ("checkpoint", "journal")):
-        if (shared := final[_LEDGER[one]]) is not None and shared == final[_LEDGER[other]]:
+    _check_apart(final["ledger"], final["checkpoint"], final["journal"], problems)
+    if final["journal"] is not None and (scheme := checking.strange_scheme(final["journal"])) is not None:
+        problems.append(
+            f"[ledger] journal: no journal can be kept on {scheme}:// (by default it is _journal below path); it must "
+            f"be an absolute path or a URI of {', '.join(checking.JOURNAL_SCHEMES)}"
+        )
+
+
+def _check_apart(path: str | None, checkpoint: str | None, journal: str | None, problems: Problems) -> None:
+    """Checkpoint and journal each have a folder of their own; they may be in the ledger's, but not in a table's."""
+    for one, other, shared, held in (
+        ("path", "checkpoint", path, checkpoint),
+        ("path", "journal", path, journal),
+        ("checkpoint", "journal", checkpoint, journal),
+    ):
+        if shared is not None and shared == held:
             problems.append(f"[ledger] {one} and {other} must be two folders, not both {checking.shown(shared)}")
+            return
+    tables = [(f"{(path or '').rstrip('/')}/{name}", f"the table {name}") for name in TABLES if path is not None]
+    for key, inner, others in (
+        ("checkpoint", checkpoint, [*tables, (journal, "the journal")]),
+        ("journal", journal, [*tables, (checkpoint, "the checkpoint")]),
+    ):
+        for outer, said in others:
+            if inner is not None and outer is not None and f"{inner}/".startswith(f"{outer}/"):
+                problems.append(
+                    f"[ledger] {key} must be a folder of its own, not in {said} as {checking.shown(inner)} is"
+                )
 
 
 def _check_pair(primary: Any, secondary: Any, problems: Problems) -> None:
     if not isinstance(primary, NamespaceReference) or not isinstance(secondary, NamespaceReference):
         return
-    for key in ("connection", "host"):
-        if (shared := getattr(primary, key)) is not None and shared == getattr(secondary, key):
+    for key, same in (("connection", str), ("host", str.lower)):
+        shared, other = getattr(primary, key), getattr(secondary, key)
+        if shared is not None and other is not None and same(shared) == same(other):
             problems.append(f"[primary] and [secondary] must be two namespaces; both have {key} {shared!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from azure.servicebus import ServiceBusClient
 
 from pairbus.domain.backlog import queue_path
 from pairbus.domain.outcome import Held, Outcome, QueueSummary, Rows
+from pairbus.spark.marks import SharedSample
+from pairbus.spark.tasks import Trial
 from pairbus.syphon.drain import drain_queue
 
 
@@ -26,9 +29,20 @@ def explode(**others: Any) -> QueueSummary:
     raise RuntimeError("a defect in the drain")
 
 
-def not_importable(batches: Any) -> Any:
+class WithoutPairbus:
     """What an executor says that has no pairbus."""
-    raise ModuleNotFoundError("No module named 'pairbus'")
+
+    def __init__(self, sample: Any) -> None: ...
+
+    def run(self, batches: Any) -> Any:
+        raise ModuleNotFoundError("No module named 'pairbus'")
+
+
+class OnAnotherMachine(Trial):
+    """An executor that has another folder at that path."""
+
+    def __init__(self, sample: SharedSample) -> None:
+        super().__init__(replace(sample, folder=f"{sample.folder}-of-another-machine"))
 
 
 class UntilStopped:

@@ -7,6 +7,7 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from pairbus.domain.backlog import queue_path
 from pairbus.domain.outcome import Held
 from pairbus.errors import ConfigError, OptionError, PairbusError
 from pairbus.spark import Ledger, Syphon, SyphonError, syphon, verify
+from pairbus.spark import job as job_module
 from pairbus.spark.source import Note
 from pairbus.syphon.peeking import backlog_sequence_numbers
 from tests.localbus.process_fixtures import administer
@@ -411,9 +413,30 @@ class TestRefused:
         self, spark: SparkSession, backlog: Backlog, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """That is said at once and by its name, not by every task of the first batch."""
-        monkeypatch.setattr("pairbus.spark.job.importable", stand_ins.not_importable)
+        monkeypatch.setattr("pairbus.spark.job.Trial", stand_ins.WithoutPairbus)
         with pytest.raises(SyphonError, match=r"on the executors; is it installed there.*No module named 'pairbus'"):
             syphon(spark, backlog.config())
+
+    def test_a_journal_folder_that_executors_do_not_see(
+        self, spark: SparkSession, backlog: Backlog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A path that is another folder on each machine is refused before a message moves; nothing is left there."""
+        monkeypatch.setattr("pairbus.spark.job.Trial", stand_ins.OnAnotherMachine)
+        with pytest.raises(SyphonError, match=r"\[ledger\] journal .* is not the same folder everywhere.*not seen on "):
+            syphon(spark, backlog.config())
+        assert list(backlog.folder.rglob("*.sample")) == []
+
+    def test_every_secret_that_is_missing(self, spark: SparkSession, backlog: Backlog) -> None:
+        """All at once, the event hubs' too: its tasks would fail, every one of them, for as long as it runs."""
+        backlog.config()
+        mapping = backlog.mapping()
+        mapping["event_hubs"] = {"connection": "env:PAIRBUS_TEST_NO_HUBS", "name": "hubs"}
+        mapping["secondary"]["connection"] = "env:PAIRBUS_TEST_NO_SECONDARY"
+        with pytest.raises(ConfigError) as caught:
+            syphon(spark, SyphonConfig.from_mapping(mapping))
+        told = [problem.partition(" ")[0] for problem in caught.value.problems]
+        assert told == ["[secondary]", "[event_hubs]"]
+        assert "no environment variable PAIRBUS_TEST_NO_HUBS" in str(caught.value)
 
     def test_no_ledger(self, spark: SparkSession, backlog: Backlog) -> None:
         """Without a place for the ledger and the checkpoint nothing is started."""
@@ -428,6 +451,32 @@ class TestRefused:
         job = started(backlog.config())
         with pytest.raises(PairbusError, match="started before"):
             job.start()
+
+
+def test_another_was_quicker(
+    spark: SparkSession, pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backlog that somebody else empties before the first batch is empty, as it was asked for: no error."""
+    monkeypatch.setattr(job_module, "_QUIET", 2.0)
+    queue = pair.queue()
+    backlog.park({0: queue}, 3)
+    job = syphon(spark, backlog.config())
+    tell = job._tell
+
+    def tell_late(note: Note) -> None:  # the source asks for itself, after the queue was emptied
+        tell(replace(note, depths=None))
+
+    monkeypatch.setattr(job, "_tell", tell_late)
+    begin = job._begin
+
+    def begin_late() -> None:
+        taken = pair.take(pair.secondary, queue_path(pair.name, 0))
+        assert len(taken) == 3
+        begin()
+
+    monkeypatch.setattr(job, "_begin", begin_late)
+    assert job.run_once() == ()
+    assert job.last_batch is None
 
 
 def test_no_secret_travels(

@@ -50,6 +50,8 @@ class Remembering:
         self.rows: list[dict[str, Any]] = []
         self._before = before
 
+    def prepare(self) -> None: ...
+
     def write(self, rows: Rows) -> None:
         if self._before is not None:
             self._before(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from azure.servicebus.management import EntityStatus
 from pairbus import OptionError
 from pairbus.domain.envelope import SESSION_ID, TIME_TO_LIVE
 from pairbus.domain.outcome import Rows
+from pairbus.syphon import passes
 from pairbus.syphon.drain import DrainOptions
 from tests.localbus.process_fixtures import administer
 from tests.sending.conftest import Pair
@@ -68,7 +70,7 @@ def test_a_message_is_settled_only_after_its_row_is_durable(pair: Pair, backlog:
 def test_without_a_journal_nothing_is_settled(pair: Pair, backlog: Backlog) -> None:
     """A journal that cannot be written ends the drain with its reason, and every message stays."""
     queue = pair.queue()
-    backlog.park(queue, *numbered(200))
+    backlog.park(queue, *numbered(600))
 
     def full(rows: Rows) -> None:
         raise OSError(28, "No space left on device", "the journal")
@@ -76,8 +78,25 @@ def test_without_a_journal_nothing_is_settled(pair: Pair, backlog: Backlog) -> N
     summary = backlog.drain(journal=Remembering(full))
     assert "No space left on device" in (summary.error or "")
     assert (summary.delivered, summary.dead_lettered) == (0, 0)
-    assert summary.in_doubt == summary.received < 200
-    assert backlog.depth() == 200
+    assert summary.in_doubt == summary.received < 600
+    assert backlog.depth() == 600
+
+
+def test_a_journal_that_cannot_be_written_is_found_before_a_message_is_taken(pair: Pair, backlog: Backlog) -> None:
+    """Else every try would deliver a window of messages again that it can neither record nor settle."""
+    queue = pair.queue()
+    backlog.park(queue, *numbered(50))
+
+    class Full(Remembering):
+        def prepare(self) -> None:
+            raise OSError(28, "No space left on device", "the journal")
+
+    for _ in range(2):
+        summary = backlog.drain(journal=Full())
+        assert "nothing is taken from the backlog" in (summary.error or "")
+        assert "No space left on device" in (summary.error or "")
+        assert (summary.received, summary.operations, summary.empty) == (0, 0, False)
+    assert (pair.arrived(queue), backlog.depth()) == (0, 50)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +179,7 @@ def test_a_message_that_nobody_parked(pair: Pair, backlog: Backlog) -> None:
     backlog.put(encoded("no envelope", id="bare"))
     summary = backlog.drain()
     assert (summary.dead_lettered, summary.error) == (1, None)
+    assert [row["message_id"] for row in backlog.journal.rows] == ["bare"]
     (found,) = backlog.dead_letters()
     assert found.dead_letter_reason == "pairbus:no-envelope"
     assert "x-ms-path" in found.dead_letter_error_description
@@ -209,6 +229,17 @@ def test_a_message_whose_life_ended_in_the_backlog(pair: Pair, backlog: Backlog,
     else:
         assert (found[0].message_id, found[0].dead_letter_reason) == ("late", "pairbus:late")
         assert "1000 ms" in found[0].dead_letter_error_description
+
+
+def test_a_clock_that_is_ahead_makes_no_message_late(
+    pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lateness is by the service's clock, which also said when a message was parked."""
+    queue = pair.queue()
+    backlog.park(queue, encoded("fresh", id="fresh", ttl=120))
+    monkeypatch.setattr(passes, "time", SimpleNamespace(time=lambda: time.time() + 180.0))
+    summary = backlog.drain(late="dead-letter")
+    assert (summary.delivered, summary.dead_lettered) == (1, 0)
 
 
 def test_a_namespace_that_this_syphon_does_not_know(pair: Pair, backlog: Backlog) -> None:

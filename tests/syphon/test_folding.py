@@ -8,6 +8,9 @@ import os
 import pickle
 import secrets
 import shutil
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from pairbus.domain.outcome import Head
 from pairbus.syphon import places
 from pairbus.syphon.folding import SILENCE_SECONDS, Fold, JournalFolder, read_parts
 from pairbus.syphon.journal import SCHEMA, Journal, open_journal
-from pairbus.syphon.places import join, place_at
+from pairbus.syphon.places import join, place_at, split
 from tests.syphon.journal_rows import mock_root, numbers, rows
 
 
@@ -111,7 +114,12 @@ class Ledger:
         before = self.versions.get(fold.run, -1)
         if fold.version <= before:
             return True
-        read = [number for batch in read_parts(fold.parts) for number in batch.column("sequence_number").to_pylist()]
+        try:
+            read = [
+                number for batch in read_parts(fold.parts) for number in batch.column("sequence_number").to_pylist()
+            ]
+        except FileNotFoundError:
+            return False  # written again
         if steps is not None:
             steps.take()
         if self.versions.get(fold.run, -1) != before:
@@ -224,17 +232,34 @@ def test_parts_are_read_as_batches_of_the_schema_wherever_they_are_sent(root: st
     assert list(read_parts([])) == []
 
 
-def test_a_journal_that_is_gone_has_no_rows(root: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Another syphon was quicker: that is no error, and the other parts are read."""
+def test_a_journal_that_cannot_be_found_is_an_error(root: str) -> None:
+    """Not a journal without rows: a folder that an executor does not see would empty the ledger without a word."""
     folder = begun(root, "a")
+    journal = new_journal(root, "a")
+    journal.write(rows(1))
+    journal.close()
+    (fold,) = folder.plan()
+    gone = "".join((fold.parts[0][0][:-16], "00000000.journal")), 0, 100
+    with pytest.raises(FileNotFoundError):
+        list(read_parts([*fold.parts, gone]))
+
+
+def test_a_journal_that_somebody_removed_keeps_no_other_out(root: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A planned fold of which a journal was deleted by hand goes on with the rest, and says what is missing."""
+    folder, ledger = begun(root, "a"), Ledger()
     for index in (0, 1):
         journal = new_journal(root, "a", index)
         journal.write(rows(index))
         journal.close()
-    (fold,) = folder.plan()
-    gone = ("".join((fold.parts[0][0][:-16], "00000000.journal")), 0, 100)
-    assert numbers(pa.Table.from_batches(read_parts([gone, *fold.parts]), SCHEMA)) == [0, 1]
-    assert "is gone" in caplog.text
+    (planned,) = folder.plan()
+    place, name = split(planned.parts[0][0])
+    if place_at(place).is_file(name):
+        place_at(place).delete(name)
+    else:
+        place_at(place).delete_folder(name)
+    fold_all(folder, ledger)
+    assert ledger.numbers == [1]
+    assert caplog.text.count("was removed before it is known to be in the ledger") == 1
 
 
 def test_the_run_before_is_folded_at_once_and_the_ones_before_it(root: str) -> None:
@@ -653,4 +678,30 @@ def test_what_is_remembered_does_not_grow(tmp_path: Path) -> None:
     assert ledger.numbers == list(range(20))
     (memory,) = (tmp_path / "a").glob("folded-*.json")
     assert len(json.loads(memory.read_text())["positions"]) <= 1
-    assert sorted(names(root, "a")) == ["alive", memory.name, "start.json"]
+    assert sorted(names(root, "a")) == ["alive", memory.name, "folds", "start.json"]
+
+
+@pytest.mark.parametrize(
+    ("alive", "age_of_it", "expected"),
+    [
+        ("{host} {dead}", 0.0, True),
+        ("{host} {dead}", 600.0, False),
+        ("{host} {own}", 0.0, False),
+        ("elsewhere {dead}", 0.0, False),
+        ("alive", 0.0, False),
+    ],
+    ids=["killed", "long ago", "it goes on", "on another machine", "not told"],
+)
+def test_a_run_of_this_machine_that_was_killed_a_moment_ago(
+    alive: str, age_of_it: float, expected: bool, tmp_path: Path
+) -> None:
+    """It has left messages locked, whoever comes after it; one that goes on, or that nobody knows of, has not."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    begun(str(tmp_path), "other")
+    told = alive.format(host=socket.gethostname(), dead=process.pid, own=os.getpid())
+    (tmp_path / "other" / "alive").write_text(told)
+    age(tmp_path / "other", age_of_it)
+    assert begun(str(tmp_path), "new").after_a_kill is expected
+    begun(str(tmp_path), "other").finish()
+    assert begun(str(tmp_path), "newer").after_a_kill is False

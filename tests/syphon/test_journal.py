@@ -201,6 +201,48 @@ def test_a_journal_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
         read_journal(join(mock_root(), "gone.journal"))
 
 
+@pytest.mark.parametrize("kind", ["disk", "mount", "store"])
+def test_a_journal_that_was_prepared_and_not_needed_leaves_no_trace(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To try it before messages move costs nobody a file; and what is written afterwards is all that is read."""
+    root = mock_root() if kind == "store" else str(tmp_path)
+    if kind == "mount":
+        monkeypatch.setattr(places, "WHOLE_FILE_MOUNTS", (f"{tmp_path}/",))
+    place = places.place_at(root)
+    unused, used = open_journal(root, HEAD), open_journal(root, HEAD)
+    unused.prepare()
+    unused.close()
+    assert place.files("") == []
+    used.prepare()
+    used.write(rows(1))
+    used.prepare()
+    used.write(rows(2))
+    used.close()
+    (name,) = {each.name.partition("/")[0] for each in place.files("")}
+    part = read_journal(join(root, name))
+    assert (numbers(part.table), part.finished, part.torn) == ([1, 2], True, False)
+
+
+@pytest.mark.parametrize("kind", ["disk", "mount"])
+def test_a_full_disk_is_found_when_a_journal_is_prepared(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room for rows, or an OSError that names the path; a torn trial is never read."""
+    if kind == "mount":
+        monkeypatch.setattr(places, "WHOLE_FILE_MOUNTS", (f"{tmp_path}/",))
+    journal = open_journal(str(tmp_path), HEAD)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", failing(os.write, errno.ENOSPC, half=True))
+        with pytest.raises(OSError, match=re.escape(str(tmp_path))) as raised:
+            journal.prepare()
+    assert raised.value.errno == errno.ENOSPC
+    left = [each.name.partition("/")[0] for each in places.place_at(str(tmp_path)).files("")]
+    assert all(read_journal(f"{tmp_path}/{name}").table.num_rows == 0 for name in left)
+    journal.prepare()
+    journal.write(rows(1))
+
+
 def failing(real: Callable[..., Any], number: int, half: bool = False) -> Callable[..., Any]:
     """An operation that fails once, perhaps half done."""
     fail = [True]

@@ -106,6 +106,27 @@ async def test_every_way_in(bus: LocalBus, use_tls: bool, credential: Callable[[
     await send_one(Namespace(host, credential=credential(bus), name="n", ca_file=bus.ca_file, use_tls=use_tls), "q")
 
 
+def test_a_credential_that_does_not_answer_is_not_waited_for(pair: Pair, backlog: Backlog) -> None:
+    """A drain keeps to its time, also if a credential's own request hangs; the error says what it was."""
+    wake = threading.Event()
+
+    class Silent(Entra):
+        def get_token(self, *scopes: str, **kwargs: Any) -> Any:
+            wake.wait(60.0)
+            return super().get_token(*scopes, **kwargs)
+
+    backlog.park(pair.queue(), *numbered(3))
+    known = pair.secondary_namespace()
+    silent = Namespace(known.host, credential=Silent(), name="backup", use_tls=False)
+    begun = time.monotonic()
+    summary = backlog.drain(secondary=silent, budget=2.0, answer_timeout=1.0)
+    lasted = time.monotonic() - begun
+    wake.set()
+    assert lasted < 20.0
+    assert "gave no token" in (summary.error or "")
+    assert backlog.depth() == 3
+
+
 async def test_an_authority_that_nobody_trusts(bus: LocalBus, tmp_path: Path) -> None:
     """Refused, and the error says that it is the certificate, and whose."""
     namespace = Namespace(f"127.0.0.1:{bus.port}", credential=_named_key(bus), name="n")

@@ -10,7 +10,7 @@ from pairbus.domain.refusal import CONDITIONS, OF_THE_MESSAGE, Refusal, means
 from pairbus.localbus import conditions as localbus_conditions
 from pairbus.sending import classification
 from pairbus.syphon.owed import Owed
-from pairbus.syphon.pace import FIRST, Pace, Rate, Window
+from pairbus.syphon.pace import FIRST, LockClock, Pace, Rate, Window
 
 # --- to a destination ------------------------------------------------------------------------------------------------
 
@@ -100,7 +100,7 @@ def test_a_window_holds_no_more_than_is_settled_well_inside_a_lock(seconds_each:
 
 
 def test_a_fast_queue_gets_its_whole_window() -> None:
-    """Each window's worth that is settled doubles it."""
+    """Each window's worth that is settled makes it larger, up to its most."""
     window = Window(4000, 0.0)
     for number in range(20_000):
         window.settled(number / 10_000, 60.0)
@@ -192,6 +192,34 @@ def test_links_that_are_lost_again_and_again() -> None:
     owed.came(7)
     assert owed.blocks(("q", "b"), 7)
     assert owed.blocks(("q", "c"), 7)
+
+
+# --- how long a lock lasts -------------------------------------------------------------------------------------------
+
+
+@given(st.floats(5.0, 60.0), st.floats(0.0, 30.0))
+def test_a_lock_that_can_be_is_believed(lock: float, later: float) -> None:
+    """A time between the shortest and the longest lock is taken as it is, and runs."""
+    clock = LockClock()
+    assert abs(clock.left(int((1000.0 + lock) * 1000), 1000.0) - lock) < 0.01
+    assert abs(clock.left(int((1000.0 + lock) * 1000), 1000.0 + later) - (lock - later)) < 0.01
+    assert abs(clock.now(1000.0) - 1000.0) < 0.01
+
+
+@given(st.floats(61.0, 1e6))
+def test_a_lock_that_has_ended_before_it_began_tells_that_this_clock_is_ahead(ahead: float) -> None:
+    """It lasts as long as those of backlog queues do, and the service's time is told from it."""
+    clock = LockClock()
+    assert abs(clock.left(int(1060.0 * 1000), 1000.0 + ahead) - 60.0) < 0.01
+    assert abs(clock.now(1000.0 + ahead) - 1000.0) < 0.01
+
+
+@given(st.floats(1.0, 1e6))
+def test_a_lock_that_lasts_too_long_tells_that_this_clock_is_behind(behind: float) -> None:
+    """The same the other way round."""
+    clock = LockClock()
+    assert abs(clock.left(int((2e6 + 60.0) * 1000), 2e6 - behind) - 60.0) < 0.01
+    assert abs(clock.now(2e6 - behind) - 2e6) < 0.01
 
 
 # --- what a refusal means --------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,16 @@ from azure.servicebus import ServiceBusMessage
 
 from pairbus import Namespace, OptionError, PairingOptions, pair_namespaces
 from pairbus.config import SyphonConfig
-from pairbus.domain.outcome import Outcome, QueueSummary
+from pairbus.domain.outcome import Head, Outcome, QueueSummary
 from pairbus.syphon import service as service_module
 from pairbus.syphon.depths import Depths
 from pairbus.syphon.drain import DrainOptions
 from pairbus.syphon.folding import JournalFolder, read_parts
-from pairbus.syphon.journal import read_journal
+from pairbus.syphon.journal import open_journal, read_journal
 from pairbus.syphon.service import Round, Service, service_for
 from tests.sending.conftest import Pair, wait_until
-from tests.syphon.conftest import Backlog, numbered
+from tests.syphon.conftest import Backlog, encoded, numbered
+from tests.syphon.counting import arrivals, park_many, take_and_die
 from tests.syphon.journal_rows import rows
 
 
@@ -188,6 +190,35 @@ def test_a_cluster_folds_what_a_service_has_left(pair: Pair, backlog: Backlog, t
     cluster.begin("cluster", None)
     (fold,) = cluster.plan()
     assert sum(batch.num_rows for batch in read_parts(fold.parts)) == 7
+
+
+@pytest.mark.parametrize("living", ["a", "z"])
+def test_a_service_that_goes_on_keeps_nobody_from_folding(tmp_path: Path, living: str) -> None:
+    """Only who folds clears up after others: one that lives and never folds is not waited for."""
+    for name in ("over", living):
+        service = JournalFolder(str(tmp_path), folds=False)
+        service.begin(name, None)
+        journal = open_journal(f"{tmp_path}/{name}", Head("contoso", 0))
+        journal.write(rows(1))
+        if name == "over":
+            journal.close()
+            service.finish()
+    cluster = JournalFolder(str(tmp_path))
+    cluster.begin("cluster", None)
+    assert [fold.run for fold in cluster.plan()] == ["over"]
+
+
+def test_what_a_killed_service_has_locked_is_not_overtaken(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
+    """A service that follows one that was cut off waits for its locks before it sends what is behind in a session."""
+    queue = pair.queue()
+    session = [encoded("x", id=f"m{number}", session="s") for number in range(6)]
+    park_many(backlog, queue, session, lock_duration=timedelta(seconds=5))
+    begun = f"from pairbus.syphon.folding import JournalFolder; JournalFolder({str(tmp_path)!r}).begin('killed', None)"
+    subprocess.run([sys.executable, "-c", begun], check=True)
+    take_and_die(backlog, 4)
+    service = Service(pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path))
+    assert service.once().is_empty
+    assert [came.id for came in arrivals(backlog, queue)] == [f"m{number}" for number in range(6)]
 
 
 def test_a_service_that_goes_on_asks_little_while_nothing_is_there(

@@ -49,7 +49,7 @@ from .aliases import (
 )
 from .heads import Facts
 from .parking import park
-from .restoring import MAX_TIME_TO_LIVE, Restored, facts, restore
+from .restoring import MAX_TIME_TO_LIVE, Restored, facts, message_id, restore
 
 __all__ = [
     "ALIASES",
@@ -66,6 +66,7 @@ __all__ = [
     "NotParkableError",
     "Restored",
     "facts",
+    "message_id",
     "park",
     "restore",
 ]

@@ -102,6 +102,16 @@ def facts(message: bytes) -> Facts:
     return Facts(known.get(SEQUENCE_NUMBER), known.get(ENQUEUED_TIME), known.get(LOCKED_UNTIL), count)
 
 
+def message_id(message: bytes) -> str | None:
+    """A message's id as text, whether it is a parked one or not; nothing of an unreadable one."""
+    try:
+        found = next((each for each in split(message) if each.code == PROPERTIES), None)
+        at = bounds(message, found.value) if found is not None else ()
+        return _id_text(message, at[MESSAGE_ID], at[MESSAGE_ID + 1]) if len(at) > 1 else None
+    except AmqpDecodeError:
+        return None
+
+
 def _delivery_count(message: bytes, header: Section | None) -> int:
     if header is None:
         return 0

@@ -111,6 +111,10 @@ class Once:
             return "nobody could say how many messages are left" if not queue.empty else None
         return f"{depth - queue.held} of {depth} messages are out of reach; another receiver may have locked them"
 
+    def found_empty(self) -> None:
+        """Nothing is there any more, not even what was held back: another syphon was quicker."""
+        self._last, self.is_over = None, True
+
     def give_up(self, why: str) -> None:
         """It cannot be done."""
         self._trouble = [why]

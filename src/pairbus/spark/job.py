@@ -34,23 +34,23 @@ from ..syphon.depths import Depths, backlog_depths, none_exists_text, warn_of
 from ..syphon.drain import drain_queue, never
 from ..syphon.folding import JournalFolder
 from ..syphon.owed import LONGEST_LOCK
-from ..syphon.places import join, place_at
+from ..syphon.places import join
 from .batches import COUNTS, BatchSummary, Once, SyphonError
+from .checkpoint import CheckpointNote
 from .ledger import BatchRow, Ledger, cause_of
-from .marks import KillMark, StopMark
+from .marks import KillMark, SharedSample, StopMark
 from .source import FORMAT, LONGEST_PAUSE, BacklogSource, Note
-from .tasks import SUMMARY, Drain, DrainTask, importable, summary_of
+from .tasks import SUMMARY, Drain, DrainTask, Trial, summary_of
 
 log = logging.getLogger("pairbus.syphon")
 
-#: The file beside the checkpoint that names the run which used it last.
-_RUN_FILE = "pairbus-run"
 #: How often in a row a batch may fail as a whole before the query does.
 _FAILURES = 3
 #: How often somebody is asked whether to stop.
 _GLANCE = 0.2
-#: How long a syphon that runs once may wait for a batch to begin.
+#: How long a syphon that runs once may wait for a batch to begin, and after how long it looks itself.
 _SILENCE = 120.0
+_QUIET = 15.0
 #: How long a batch may go on after its tasks' time is over: a last window, a ledger to be written.
 _PATIENCE = 600.0
 #: How long Spark may take to close a batch that has ended.
@@ -85,7 +85,7 @@ class Syphon:
             )
         self._spark = spark
         self._places = config.require_ledger()
-        primary, secondary = config.primary.resolve(), config.secondary.resolve()
+        primary, secondary, _ = config.resolve()
         refuse_same(primary, secondary)
         self._secondary: Namespace | None = secondary
         name = primary.name
@@ -130,12 +130,27 @@ class Syphon:
         self._backlog = backlog.result()
 
     def _try_executors(self) -> None:
+        """Whether executors have pairbus, and see what the driver writes to the journals' folder."""
         slots = self._spark.sparkContext.defaultParallelism
+        sample = SharedSample(self._places.journal, self.run)
         try:
-            self._spark.range(0, slots, 1, slots).mapInArrow(importable, "id bigint").collect()
+            sample.put()
+        except OSError as error:
+            raise OptionError(f"[ledger] journal cannot be written to: {error}") from error
+        try:
+            tried = self._spark.range(0, slots, 1, slots).mapInArrow(Trial(sample).run, "blind string").collect()
         except PythonException as error:
             why = str(error).strip().rpartition("\n")[2]
             raise SyphonError(f"pairbus cannot be used on the executors; is it installed there? {why}") from error
+        finally:
+            sample.remove()
+        if tried:
+            blind = ", ".join(sorted({row.blind for row in tried}))
+            raise SyphonError(
+                f"[ledger] journal {self._places.journal} is not the same folder everywhere: what the driver writes "
+                f"there is not seen on {blind}. It must be on storage that all machines share, else rows of the ledger "
+                "would be lost"
+            )
 
     def _load(self) -> DataFrame:
         self._spark.dataSource.register(BacklogSource)
@@ -178,14 +193,10 @@ class Syphon:
         return self.query
 
     def _begin(self) -> None:
-        checkpoint = place_at(self._places.checkpoint)
+        note = CheckpointNote(self._spark, self._places.checkpoint)
         try:
-            try:
-                previous = checkpoint.read(_RUN_FILE).decode().strip() or None
-            except FileNotFoundError:
-                previous = None
-            self._journals.begin(self.run, previous)
-            checkpoint.put(_RUN_FILE, f"{self.run}\n".encode())
+            self._journals.begin(self.run, note.read())
+            note.write(self.run)
         except OSError as error:
             raise SyphonError(f"[ledger] checkpoint or journal cannot be used: {error}") from error
         self.ledger.fold(self._journals)
@@ -252,9 +263,18 @@ class Syphon:
         self._judge = once.is_done
         self._longest_pause = 10.0
         query = self.start(depths)
+        look_at = _QUIET
         try:
             while query.isActive and not self._stopping.wait(_GLANCE) and not stop():
-                if self._quiet_for() > _SILENCE:
+                quiet = self._quiet_for()
+                if quiet > look_at:  # no batch is offered for a backlog that another syphon has emptied
+                    look_at *= 2
+                    if (now_left := self._ask()) is not None and not now_left.total:
+                        once.found_empty()
+                        break
+                elif not quiet:
+                    look_at = _QUIET
+                if quiet > _SILENCE:
                     once.give_up(f"no batch for {_SILENCE:.0f} s: see the warnings of the reader in Spark's log")
                     break
         finally:
@@ -369,4 +389,7 @@ class Syphon:
     def _tell(self, note: Note) -> None:
         with self._state:
             self._serial += 1
-            replace(note, serial=self._serial, stopping=self._stopping.is_set()).write(self._note)
+            try:
+                replace(note, serial=self._serial, stopping=self._stopping.is_set()).write(self._note)
+            except OSError as error:  # the reader then asks for itself, and `stop` ends it in any case
+                log.warning("the source cannot be told what the driver knows: %s", error)

@@ -113,7 +113,8 @@ class Ledger:
         """Take into `outcomes` what the journals hold and nobody has folded yet; how many parts of journals it was."""
         parts = 0
         for fold in journals.plan():
-            self._again(partial(self._fold, fold))
+            if fold.parts:
+                self._again(partial(self._fold, fold))
             journals.folded(fold)
             parts += len(fold.parts)
         return parts

@@ -69,3 +69,20 @@ class KillMark(_Mark):
         except (OSError, ValueError) as error:
             log.warning("whether a task was killed could not be seen: %s", error)
             return time.time() + 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSample(_Mark):
+    """Something of the driver's for executors to look at before a message moves."""
+
+    ending: ClassVar[str] = "sample"
+
+    def put(self) -> None:
+        self._put("seen")
+
+    def is_seen(self) -> bool:
+        try:
+            return self._read() is not None
+        except OSError as error:
+            log.warning("the journals' folder cannot be read: %s", error)
+            return False

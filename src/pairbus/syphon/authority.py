@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from proton import Message
 
-from .bounds import ANSWER_SECONDS, bounded
+from .bounds import ANSWER_SECONDS, aside, bounded
 from .link import ACCEPTED, LinkError, Receiver, Sender, lib
 from .tokens import Token, audience_of, token_for
 
@@ -50,7 +50,7 @@ class Authority:
 
     async def authorize(self, path: str, timeout: float = ANSWER_SECONDS) -> None:
         """Put a token for an entity, and see to it that it is renewed; raises `LinkError` if it is refused."""
-        token = await self._token(path)
+        token = await self._token(path, timeout)
         await self._put(path, token, timeout)
         left = max(token.ends_at - time.time(), 0.0)
         self._later(path, max(left * 0.75, _SOONEST_SECONDS))
@@ -66,14 +66,17 @@ class Authority:
         for task in self._renewing:
             task.cancel()
 
-    async def _token(self, path: str) -> Token:
-        connection = self._connection
-
+    async def _token(self, path: str, timeout: float) -> Token:
         def ask() -> Token:
-            return token_for(connection.namespace, path, event_hubs=self._event_hubs)
+            return token_for(self._connection.namespace, path, event_hubs=self._event_hubs)
 
         try:
-            return await connection.loop.run_in_executor(None, ask)
+            async with bounded(timeout):
+                return await aside(ask, "pairbus-token")
+        except asyncio.TimeoutError:
+            raise LinkError(
+                "com.microsoft:timeout", f"the credential gave no token for {path} within {timeout:g} s"
+            ) from None
         except Exception as error:  # credentials raise what they like, and what they say may hold a secret
             raise LinkError(
                 "com.microsoft:auth-failed", f"no token could be had for {path}: {type(error).__name__}"

@@ -1,9 +1,14 @@
-"""Nothing is waited for without a bound."""
+"""No answer from the network is waited for without a bound."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 #: How long a connection, a link, a token or a message may take to be answered.
 ANSWER_SECONDS = 30.0
@@ -30,3 +35,30 @@ class bounded:
         self._timer.cancel()
         if self._fired and kind is asyncio.CancelledError:
             raise asyncio.TimeoutError from error
+
+
+async def aside(call: Callable[[], T], name: str) -> T:
+    """What a call gives that may block for ever, such as one of a stranger's code. It has a thread of its own that
+    nobody waits for: a thread of the loop's executor is joined when the loop ends."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: T | None, error: BaseException | None) -> None:
+        if answer.done():
+            return  # nobody waits any more
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(value)  # type: ignore[arg-type]
+
+    def run() -> None:
+        value, error = None, None
+        try:
+            value = call()
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, value, error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await answer

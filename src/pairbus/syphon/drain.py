@@ -39,6 +39,7 @@ _LONGEST_PAUSE = 30.0
 class Journal(Protocol):
     """Where rows are made durable."""
 
+    def prepare(self) -> None: ...
     def write(self, rows: Rows) -> None: ...
 
 
@@ -139,14 +140,15 @@ class Drain:
         watch = asyncio.get_running_loop().create_task(self._watch(ends))
         # One thread: rows are written in the order that they were decided in.
         writer = ThreadPoolExecutor(1, "pairbus-journal")
-        error: str | None = None
+        error = await self._why_no_journal(writer)
+        is_ready = error is None
         empty = False
         fruitless = failures = 0
         if self.suspects:  # until a message tells how long locks last, and whether there are sessions
             self.owed.suspect(asyncio.get_running_loop().time(), LONGEST_LOCK)
             self.owed.has_sessions = True
         try:
-            while not self.stopping:
+            while is_ready and not self.stopping:
                 before = self.delivered + self.dead_lettered
                 one = Pass(self, writer)
                 try:
@@ -178,6 +180,15 @@ class Drain:
             watch.cancel()
             writer.shutdown()
         return self._summary(time.monotonic() - begun, empty, error)
+
+    async def _why_no_journal(self, writer: ThreadPoolExecutor) -> str | None:
+        """What keeps rows from being written. A message that is sent and cannot be recorded is not settled and comes
+        again: without this a full disk would deliver a window of messages again and again."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(writer, self.journal.prepare)
+        except Exception as error:  # whatever a store raises
+            return f"the journal cannot be written, so nothing is taken from the backlog: {error}"
+        return None
 
     def refused(self, destination: str, reason: str, said: str) -> None:
         """A message goes to the dead-letter queue: told at the end, with the first one's words."""

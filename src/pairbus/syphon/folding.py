@@ -11,13 +11,15 @@ The write must be idempotent by run and version, as Delta's txnAppId and txnVers
 grow. A kill between the two makes the next `plan` return the same fold again. Any number of syphons may share a root:
 each folds its own run and those it came after at once; those of others when they are done or were silent for an hour.
 On a disk their plans exclude one another by what the file system promises; an object store has nothing of the kind,
-there it is the hour, and that only one of the living clears up.
+there it is the hour, and that only one of the living who fold clears up: a service that has no ledger never does.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import re
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -27,12 +29,14 @@ import pyarrow as pa
 
 from .journal import SCHEMA, read_rows
 from .places import join, place_at, split
-from .runs import ALIVE, DONE, Manifest, Run, Unreadable, list_run, previous_run, start_version
+from .runs import ALIVE, DONE, FOLDS, Manifest, Run, Unreadable, list_run, previous_run, start_version
 
 _logger = logging.getLogger(__name__)
 
 #: A run, or a journal, in which nothing has changed for this long is taken for dead.
 SILENCE_SECONDS = 3600.0
+#: A drain begins with a write, lasts a minute unless it goes on writing, and a lock ends a minute after that.
+_RECENT = 150.0
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _BATCH_ROWS = 65536
 _NANOSECONDS = 1_000_000_000
@@ -50,30 +54,30 @@ class Fold:
 def read_parts(parts: Iterable[tuple[str, int, int]]) -> Iterator[Any]:
     """The rows of some parts of a fold, as record batches with `SCHEMA`; to be called anywhere, an executor included.
 
-    A journal that is gone has no rows: another syphon has folded it in under the same version, so the ledger will not
-    take what is read here.
+    A journal that is gone is an OSError, never nothing: its rows may be nowhere else. If it is gone because another
+    syphon has folded it in under the same version, the ledger skips the fold when it is written again.
     """
     for path, start, end in parts:
         folder, name = split(path)
-        try:
-            table = pa.Table.from_batches(read_rows(place_at(folder), name, start, end), SCHEMA)
-        except FileNotFoundError:
-            _logger.warning("the journal %s is gone", name)
-            continue
+        table = pa.Table.from_batches(read_rows(place_at(folder), name, start, end), SCHEMA)
         yield from table.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
 
 
 class JournalFolder:
     """The journals of one ledger, as one run sees them. Used by one thread at a time."""
 
-    def __init__(self, root: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, root: str, clock: Callable[[], float] = time.time, *, folds: bool = True) -> None:
         self._root = root
+        self._folds = folds
         self._place = place_at(root)
         self._clock = clock
         self._run: str | None = None
         self._before: list[str] = []
+        #: Journals that were told of: damaged, and gone.
         self._damaged: set[str] = set()
-        #: Whether the run before this one did not come to an end in order.
+        self._missed: set[str] = set()
+        #: Whether the run before this one, or one of this machine a moment ago, did not come to an end in order:
+        #: messages may be locked that nobody will settle.
         self.after_a_kill = False
 
     def begin(self, run: str, previous: str | None) -> None:
@@ -86,15 +90,39 @@ class JournalFolder:
             raise ValueError(f"a run's name is letters, digits, - and _, not {run!r}")
         previous = None if previous == run else previous
         self._run = run
-        self.after_a_kill = previous is not None and _was_cut_off(list_run(self._place, previous))
         self._place.delete(f"{run}/{DONE}")
         start_version(self._place, run, self._clock, previous)
+        if self._folds:
+            self._place.put(f"{run}/{FOLDS}", b"folds\n")
         self._beat(run)
+        self.after_a_kill = self._is_after_a_kill(run, previous)
         # A run that died young may not have come to fold the one before it.
         self._before = []
         while previous and previous != run and previous not in self._before and _RUN_NAME.fullmatch(previous):
             self._before.append(previous)
             previous = previous_run(self._place, previous)
+
+    def _is_after_a_kill(self, own: str, previous: str | None) -> bool:
+        runs = {name: list_run(self._place, name) for name in self._place.folders() if _RUN_NAME.fullmatch(name)}
+        now = self._now(runs.pop(own, None))
+        open_ones = [run for run in runs.values() if run.files and not run.has(DONE)]
+        return any(
+            run.name == previous or (not _is_silent(run.changed, now, _RECENT) and self._is_dead(run))
+            for run in open_ones
+        )
+
+    def _is_dead(self, run: Run) -> bool:
+        """Whether it was a process of this machine, and is no more. Of others nobody knows."""
+        try:
+            host, pid = self._place.read(run.path(ALIVE)).decode().split()
+            if host != socket.gethostname():
+                return False
+            os.kill(int(pid), 0)
+        except ProcessLookupError:
+            return True
+        except (OSError, ValueError):  # gone, half written, or another user's
+            return False
+        return False
 
     def plan(self) -> list[Fold]:
         """What is to be written to the ledger now, at most one fold a run; nothing if there is nothing new.
@@ -158,7 +186,7 @@ class JournalFolder:
         return self._run
 
     def _beat(self, run: str) -> None:
-        self._place.put(f"{run}/{ALIVE}", b"alive\n")
+        self._place.put(f"{run}/{ALIVE}", f"{socket.gethostname()} {os.getpid()}\n".encode())
 
     def _now(self, own: Run | None) -> int:
         """The time by the clock that the files' times are by: that of the store, not ours."""
@@ -169,21 +197,23 @@ class JournalFolder:
         """The runs that are ours to fold."""
         near = [name for name in (own, *self._before) if name in runs]
         others = [name for name in runs if name not in near]
-        over = [name for name in others if runs[name].has(DONE) or self._is_silent(runs[name].changed, now)]
+        over = [name for name in others if runs[name].has(DONE) or _is_silent(runs[name].changed, now)]
         empty = [name for name in others if not runs[name].files]
         for name in empty:
             self._place.delete_empty_folder(name)
-        alive = [own, *(name for name in others if name not in over and name not in empty)]
+        alive = [own, *(name for name in others if name not in over and runs[name].has(FOLDS))]
         return near + over if own == min(alive) else near
 
-    @staticmethod
-    def _is_silent(changed: int | None, now: int) -> bool:
-        return changed is not None and now - changed > SILENCE_SECONDS * _NANOSECONDS
-
     def _fold(self, run: Run, manifest: Manifest) -> Fold:
+        """A planned fold. A journal that somebody has removed since must not keep the others out for ever."""
         folder = join(self._root, run.name)
-        parts = tuple((join(folder, name), start, end) for name, start, end, _ in manifest.parts)
-        return Fold(run.name, manifest.version, parts)
+        for name, *_ in manifest.parts:
+            if name not in run.journals and name not in self._missed:
+                self._missed.add(name)
+                where = run.place.where(run.path(name))
+                _logger.error("%s was removed before it is known to be in the ledger: its rows may be lost", where)
+        parts = ((join(folder, name), start, end) for name, start, end, _ in manifest.parts if name in run.journals)
+        return Fold(run.name, manifest.version, tuple(parts))
 
     def _plan_run(self, run: Run, own: str, now: int) -> tuple[Fold | None, bool]:
         """The fold of a run that is to be written now, and whether it is new."""
@@ -218,10 +248,10 @@ class JournalFolder:
             _logger.error("%s is damaged: what follows byte %d is not read, and the file is kept", where, extent.end)
         if extent.rows:
             return journal, position.end if position else 0, extent.end, extent.finished
-        if extent.finished or (not extent.damaged and self._is_silent(run.changed_journal(journal), now)):
+        if extent.finished or (not extent.damaged and _is_silent(run.changed_journal(journal), now)):
             run.delete_journal(journal)
         return None
 
 
-def _was_cut_off(run: Run) -> bool:
-    return bool(run.files) and not run.has(DONE)
+def _is_silent(changed: int | None, now: int, seconds: float = SILENCE_SECONDS) -> bool:
+    return changed is not None and now - changed > seconds * _NANOSECONDS

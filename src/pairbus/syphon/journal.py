@@ -31,6 +31,9 @@ _logger = logging.getLogger(__name__)
 SUFFIX = ".journal"
 _SEGMENT = ".seg"
 _END_FILE = "end"
+_PROBE_FILE = "probe"
+#: As much as a write of some hundred rows takes; no frame begins with it.
+_ROOM = bytes(64 * 1024)
 #: How an Arrow stream ends.
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _TIME = pa.timestamp("us", tz="UTC")
@@ -127,6 +130,11 @@ class Journal:
             arrays = [pa.array(_encodable(getattr(rows, name)), kind) for name, kind in _COLUMNS]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema).serialize()
 
+    def prepare(self) -> None:
+        """Make sure that rows can be made durable; raises OSError if not, before a message was sent for which there
+        would be no row."""
+        self._keep.prepare()
+
     def close(self) -> None:
         """Say that the journal never grows again. One that nothing was written to leaves no trace."""
         if not self._closed:
@@ -158,6 +166,20 @@ class _GrowingFile:
         self._head = head
         self._file: io.FileIO | None = None
         self._whole = 0
+
+    def prepare(self) -> None:
+        file = self._file or self._create()
+        if self._whole:
+            return
+        try:
+            with named(str(file.name)):
+                write_all(file.fileno(), _ROOM)
+                os.fsync(file.fileno())
+                os.ftruncate(file.fileno(), 0)
+                os.lseek(file.fileno(), 0, os.SEEK_SET)
+        except BaseException:
+            self._abandon()
+            raise
 
     def append(self, data: bytes) -> None:
         if not self._write(data):
@@ -202,6 +224,8 @@ class _GrowingFile:
                     os.unlink(file.name)
 
     def close(self) -> None:
+        if not self._whole:
+            self._abandon()
         if self._file is not None:
             self._write(frame(END, b""))
         if self._file is not None:
@@ -217,6 +241,11 @@ class _Segments:
         self._name = journal_name(head)
         self._number = 0
         self._written = False
+
+    def prepare(self) -> None:
+        name = f"{self._name}/{_PROBE_FILE}"
+        self._place.put(name, _ROOM)
+        self._place.delete(name)
 
     def append(self, data: bytes) -> None:
         self._number += 1

@@ -63,10 +63,12 @@ class Rate:
 
 
 class Window:
-    """How many messages of a backlog queue may be in flight: twice as many after each window's worth that was settled,
-    up to the limit, and never more than are settled in a quarter of the time that a lock lasts."""
+    """How many messages of a backlog queue may be in flight: four times as many after each window's worth that was
+    settled (which takes three round trips), up to the limit, and never more than are settled in a quarter of the time
+    that a lock lasts."""
 
     _FIRST = 64
+    _GROWTH = 4
     _SHARE = 0.25
 
     def __init__(self, most: int, now: float) -> None:
@@ -81,7 +83,7 @@ class Window:
         if self._settled < self.size:
             return
         in_time = self._settled / max(now - self._since, 1e-6) * lock_seconds * self._SHARE
-        self.size = max(min(self.size * 2, self._most, int(in_time)), min(_LEAST, self._most))
+        self.size = max(min(self.size * self._GROWTH, self._most, int(in_time)), min(_LEAST, self._most))
         self._settled, self._since = 0, now
 
 
@@ -102,6 +104,12 @@ class LockClock:
         if locked_until is None:
             return most
         if not self.seconds:
-            self.seconds = min(max(locked_until / 1000 - now, least), most)
-            self._offset = locked_until / 1000 - self.seconds - now
-        return locked_until / 1000 - (now + self._offset)
+            seems = locked_until / 1000 - now
+            # A lock that seems to have ended is new all the same: this machine's clock is ahead, nobody knows how far.
+            self.seconds = most if seems <= 0 else min(max(seems, least), most)
+            self._offset = seems - self.seconds
+        return locked_until / 1000 - self.now(now)
+
+    def now(self, now: float) -> float:
+        """The time by the service's clock; as this machine's until a message was seen, or a lock tells otherwise."""
+        return now + self._offset

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..domain.backlog import queue_path
 from ..domain.cost import UNIT, operations_of
-from ..domain.envelope import EnvelopeError, facts, restore
+from ..domain.envelope import EnvelopeError, facts, message_id, restore
 from ..domain.outcome import Outcome
 from .books import Books
 from .connection import Connection
@@ -287,6 +287,7 @@ class Pass:
         except EnvelopeError as error:
             told = facts(raw)
             message.told(told)
+            message.message_id = message_id(raw)
             self._locks.left(told.locked_until, wall)
             self._suspect()
             drain.owed.came(message.sequence)
@@ -350,7 +351,7 @@ class Pass:
         """Whether its life ended in the backlog, and that is to be its end."""
         if self._options.late != "dead-letter" or message.parked_at is None:
             return False
-        late = wall * 1000 - (message.parked_at + time_to_live)
+        late = self._locks.now(wall) * 1000 - (message.parked_at + time_to_live)
         if late <= 0:
             return False
         said = f"its time to live of {time_to_live} ms ended in the backlog, {late / 1000:.0f} s ago"

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
+import pyarrow as pa
+
 #: Mounts that take a file as a whole and cannot append to one, nor link.
 WHOLE_FILE_MOUNTS = ("/dbfs/", "/Volumes/")
 #: Stores where an object is not seen before it is whole.
@@ -283,6 +285,10 @@ class ArrowPlace:
             return bool(self._filesystem.get_file_info(self.where(name)).type == fs.FileType.File)
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
+        # Where no token is to be had, Arrow's Azure file system raises when it is asked for a file, and ends the whole
+        # process when it opens one.
+        if not self.is_file(name):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.where(name))
         with named(self.where(name)), self._filesystem.open_input_file(self.where(name)) as file:
             size = file.size()
             first, last = min(start, size), size if end is None else min(end, size)
@@ -371,3 +377,5 @@ def named(path: str) -> Iterator[None]:
             raise
         number = error.errno or (errno.ENOENT if isinstance(error, FileNotFoundError) else errno.EIO)
         raise OSError(number, error.strerror or str(error), path) from error
+    except pa.ArrowException as error:
+        raise OSError(errno.EIO, str(error), path) from error

@@ -22,6 +22,8 @@ from .places import TEMPORARY, Entry, Place
 
 ALIVE = "alive"
 DONE = "done"
+#: A run that folds, its own journals and those of others that are over.
+FOLDS = "folds"
 START = "start.json"
 _FOLD = re.compile(r"fold-(\d+)\.json")
 _FOLDED = re.compile(r"folded-(\d+)\.json")
@@ -206,7 +208,7 @@ def previous_run(place: Place, run: str) -> str | None:
 
 
 def _is_ours(name: str) -> bool:
-    known = name in (ALIVE, DONE, START) or name.endswith(TEMPORARY)
+    known = name in (ALIVE, DONE, FOLDS, START) or name.endswith(TEMPORARY)
     return known or bool(_FOLD.fullmatch(name) or _FOLDED.fullmatch(name))
 
 

@@ -22,6 +22,7 @@ from .depths import Depths, backlog_depths, none_exists_text, warn_of
 from .drain import Drain, DrainOptions
 from .folding import JournalFolder
 from .journal import close_journal, open_journal
+from .owed import LONGEST_LOCK
 from .places import join
 
 log = logging.getLogger("pairbus.syphon")
@@ -131,8 +132,10 @@ class Service:
         self._idle_poll_interval = idle_poll_interval
         self._on_round, self._on_asked = on_round, on_asked
         self._run = uuid.uuid4().hex
-        self._folder = JournalFolder(journal)
+        self._folder = JournalFolder(journal, folds=False)
         self._begun = False
+        #: Until then (wall time) messages may be locked by a syphon that was killed.
+        self._wary_until = 0.0
         self._rounds = 0
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -150,6 +153,7 @@ class Service:
         """Make sure that journals can be written; raises OSError if not, before a message is touched."""
         if not self._begun:
             self._folder.begin(self._run, None)
+            self._wary_until = time.time() + LONGEST_LOCK if self._folder.after_a_kill else 0.0
             self._begun = True
 
     def once(self) -> Round:
@@ -225,6 +229,7 @@ class Service:
         busy = [index for index, depth in depths.by_index.items() if depth]
         if options.max_rate is not None and busy:
             options = replace(options, max_rate=options.max_rate / len(busy))
+        options = replace(options, after_a_kill=time.time() < self._wary_until)
         self._rounds += 1
         found = asyncio.run(self._drain_all(busy, options)) if busy else []
         idle = [QueueSummary(index, empty=True) for index, depth in depths.by_index.items() if depth == 0]
@@ -254,14 +259,14 @@ class Service:
 
 def service_for(config: Any, **more: Any) -> Service:
     """The service that a `SyphonConfig` describes; its references are resolved here."""
-    primary, secondary = config.primary.resolve(), config.secondary.resolve()
+    primary, secondary, event_hubs = config.resolve()
     refuse_same(primary, secondary)
     return Service(
         primary,
         secondary,
         config.queues,
         config.journal,
-        event_hubs=None if config.event_hubs is None else config.event_hubs.resolve(),
+        event_hubs=event_hubs,
         options=DrainOptions(
             window_messages=config.window_messages,
             window_bytes=config.window_bytes,
