@@ -90,12 +90,9 @@ class DrainTask:
                 event_hubs=event_hubs,
                 queue_index=queue_index,
                 journal=journal,
-                options=DrainOptions(
-                    window_messages=config.window_messages,
-                    window_bytes=config.window_bytes,
+                options=DrainOptions.of(
+                    config,
                     budget=config.task_budget,
-                    retry_interval=config.retry_interval,
-                    late=config.late,
                     after_a_kill=self._is_after_a_kill(context),
                     max_rate=config.max_rate / max(busy, 1) if config.max_rate else None,
                 ),

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..domain.outcome import Held, QueueSummary, Rows
 from ..errors import OptionError
@@ -21,6 +21,9 @@ from ..options import Namespace
 from .owed import LONGEST_LOCK, Owed
 from .pace import Pace
 from .passes import Pass
+
+if TYPE_CHECKING:
+    from ..config import SyphonConfig
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,17 @@ class DrainOptions:
     #: Another drain of this queue was killed a moment ago, and may have left messages locked that nobody knows of:
     #: sessions wait until such locks have ended.
     after_a_kill: bool = False
+
+    @classmethod
+    def of(cls, config: SyphonConfig, **more: Any) -> DrainOptions:
+        """What a configuration says of it, and what it cannot know."""
+        return cls(
+            window_messages=config.window_messages,
+            window_bytes=config.window_bytes,
+            retry_interval=config.retry_interval,
+            late=config.late,
+            **more,
+        )
 
     def __post_init__(self) -> None:
         for name in ("window_messages", "window_bytes", "held_messages"):

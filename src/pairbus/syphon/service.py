@@ -267,13 +267,7 @@ def service_for(config: Any, **more: Any) -> Service:
         config.queues,
         config.journal,
         event_hubs=event_hubs,
-        options=DrainOptions(
-            window_messages=config.window_messages,
-            window_bytes=config.window_bytes,
-            retry_interval=config.retry_interval,
-            late=config.late,
-            max_rate=config.max_rate,
-        ),
+        options=DrainOptions.of(config, max_rate=config.max_rate),
         idle_poll_interval=config.idle_poll_interval,
         **more,
     )
