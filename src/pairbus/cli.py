@@ -41,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     module, extra, _ = _PARTS[name]
     try:
         part = importlib.import_module(module)
+        parts[name].add_argument("-h", "--help", action="help", help="show this help message and exit")
+        part.add_arguments(parts[name])
+        code: int = part.run(parser.parse_args(arguments))  # it may import more
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] == "pairbus":
             raise
@@ -49,9 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return USAGE_ERROR
-    parts[name].add_argument("-h", "--help", action="help", help="show this help message and exit")
-    part.add_arguments(parts[name])
-    code: int = part.run(parser.parse_args(arguments))
     return code
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from pairbus.localbus.auth import Authorizer, Key
 from pairbus.localbus.broker import Broker
-from pairbus.localbus.command import HOST, bind, connection_string
 from pairbus.localbus.connection import AmqpConnection
 from pairbus.localbus.listener import Listener
+from pairbus.localbus.options import HOST
 from pairbus.localbus.server import Server
+from pairbus.localbus.serving import bind, connection_string
 from pairbus.localbus.store import SqliteStore
 from pairbus.localbus.tls import server_context
 

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -128,10 +128,16 @@ def is_running(pid: int) -> bool:
 class Command:
     """`pairbus localbus` with any arguments: started, read, stopped."""
 
-    def __init__(self, *arguments: object, env: dict[str, str] | None = None, open_files: int | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: object,
+        env: dict[str, str] | None = None,
+        open_files: int | None = None,
+        under: Sequence[str] = (),
+    ) -> None:
         limited = [] if open_files is None else ["sh", "-c", f'ulimit -Sn {open_files}; exec "$@"', "sh"]
         self.process = subprocess.Popen(
-            [*limited, sys.executable, "-m", "pairbus.cli", "localbus", *map(str, arguments)],
+            [*limited, *under, sys.executable, "-m", "pairbus.cli", "localbus", *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -21,7 +21,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.management import CorrelationRuleFilter, FalseRuleFilter, SqlRuleFilter
 
 from pairbus.localbus import command
-from pairbus.localbus.command import bind
+from pairbus.localbus.serving import bind
 from tests.localbus.process_fixtures import (
     FORGETS_SOCKETS,
     Command,
@@ -146,6 +146,92 @@ def test_signals_stop_it_cleanly(number: signal.Signals, tmp_path: Path) -> None
     with Command(*arguments) as again:
         assert active(again, "orders") == 1
         assert Path(again.ca_file).read_text() == (tmp_path / "bus.db.tls" / "ca.pem").read_text()
+
+
+def test_signals_stop_it_while_it_starts(tmp_path: Path) -> None:
+    """Before it is ready, at whatever step: soon, quietly, exit code 0, and nothing is left behind."""
+    steps = {
+        "pairbus.localbus.catalog": signal.SIGINT,
+        "trustme": signal.SIGTERM,
+        "pairbus.localbus.serving.Broker": signal.SIGHUP,
+        "pairbus.localbus.serving.Server": signal.SIGINT,
+    }
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", STOPPED_AT.format(step=step), "--ready-file", str(tmp_path / "ready")],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)},
+        )
+        for step in steps
+    ]  # fmt: skip
+    for (step, number), process in zip(steps.items(), started, strict=True):
+        with process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "here\n", process.communicate()
+            process.send_signal(number)
+            assert process.communicate(timeout=5) == ("", ""), step
+        assert process.returncode == 0, step
+    assert not list(tmp_path.iterdir())
+
+
+#: Runs the command, and halts where a module is imported, or where something of a module is called.
+STOPPED_AT = """
+import builtins, sys, time
+
+def halt(*_, **__):
+    print("here", flush=True)
+    time.sleep(60)
+
+def trap(name, *rest, real=builtins.__import__):
+    if "{step}" in (name, f"pairbus.localbus.{{name}}"):
+        halt()
+    module = real(name, *rest)
+    home, _, part = "{step}".rpartition(".")
+    if home == "pairbus.localbus.serving" and home in sys.modules and hasattr(sys.modules[home], part):
+        setattr(sys.modules[home], part, halt)
+    return module
+
+builtins.__import__ = trap
+from pairbus.cli import main
+sys.exit(main(["localbus", *sys.argv[1:]]))
+"""
+
+
+def test_a_hangup_stops_it_unless_it_was_told_to_stay() -> None:
+    """The end of its terminal ends it cleanly; started with nohup it outlives it."""
+    with Command() as plain, Command(under=("nohup",)) as staying:
+        assert plain.stop(signal.SIGHUP) == (0, "", "")
+        staying.process.send_signal(signal.SIGHUP)
+        create(staying, "orders")
+        assert staying.stop()[0] == 0
+
+
+def test_a_stale_ready_file_is_not_believed(tmp_path: Path) -> None:
+    """What a killed process left is gone before anything else happens, also where the start then fails."""
+    ready_file = tmp_path / "ready"
+    with Command("--ready-file", ready_file) as started:
+        started.stop(signal.SIGKILL)
+    assert json.loads(ready_file.read_text()) == started.ready
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code, said = refused("--ready-file", ready_file, "--port", taken.getsockname()[1])
+    assert (code, ready_file.exists()) == (2, False), said
+
+
+@pytest.mark.parametrize(("output", "reason"), [("full", "No space left"), ("closed", "closed"), ("pipe", "pipe")])
+def test_a_ready_line_that_cannot_be_said(output: str, reason: str) -> None:
+    """Nobody could find such a server: one line that says why, exit code 2."""
+    read, written = os.pipe() if output == "pipe" else (-1, os.open("/dev/full", os.O_WRONLY))
+    if output == "pipe":
+        os.close(read)
+    closing = ["sh", "-c", 'exec "$@" >&-', "sh"] if output == "closed" else []
+    try:
+        shown = subprocess.run(
+            [*closing, sys.executable, "-m", "pairbus.cli", "localbus"],
+            stdout=written, stderr=subprocess.PIPE, text=True, timeout=20,
+        )  # fmt: skip
+    finally:
+        os.close(written)
+    assert shown.returncode == 2
+    assert reason in one_line(shown.stderr)
 
 
 def test_it_stops_while_a_client_is_silent() -> None:
@@ -382,7 +468,7 @@ def test_other_hosts_are_refused_with_the_reason(refuse: Callable[..., str]) -> 
         (["--name", ""], "--name ''"),
         (["--name", "ümlaut"], "--name"),
         (["--store", "{tmp}/no/folder/bus.db"], "does not exist"),
-        (["--store", "{tmp}"], "cannot be opened"),
+        (["--store", "{tmp}"], "is a folder"),
         (["--entities", "{tmp}/missing.toml"], "missing.toml: No such file"),
         (["--ready-file", "{tmp}/no/folder/ready"], "--ready-file"),
         (["--tls-folder", "{tmp}/file/x"], "certificates"),
@@ -454,6 +540,27 @@ def test_a_store_that_cannot_be_written_is_said(tmp_path: Path, refuse: Callable
         (tmp_path / "bus.db").touch(mode=0o400)
         store = str(tmp_path / "bus.db")
     assert store in refuse("--store", store, "--tls-folder", tmp_path / "tls")
+
+
+def test_files_that_are_none_are_said(tmp_path: Path, refuse: Callable[..., str]) -> None:
+    """A folder, SQLite's name for memory, a device: one line, and nothing is left or taken away."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert f"--store {folder} is a folder" in refuse("--store", folder)
+    assert f"--ready-file {folder} is a folder" in refuse("--ready-file", folder)
+    assert "--store :memory: is no file" in refuse("--store", ":memory:")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert f"--ready-file {pipe} is there and is no file" in refuse("--ready-file", pipe)
+    (tmp_path / "other.db").write_text("no database")
+    assert "other.db" in refuse("--store", tmp_path / "other.db")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["folder", "other.db", "pipe"]
+
+
+def test_a_ready_file_that_cannot_be_written_is_said(tmp_path: Path, refuse: Callable[..., str]) -> None:
+    """Found out when all else is ready: still one line, with the server behind it in good order."""
+    (tmp_path / "ready.part").mkdir()
+    assert f"--ready-file {tmp_path / 'ready'}: Is a directory" in refuse("--ready-file", tmp_path / "ready")
 
 
 def test_unknown_options_and_help() -> None:

@@ -67,9 +67,7 @@ def message_facts(broker: Broker, queue: Queue) -> dict[int, tuple[Any, ...]]:
 
 def queue_facts(broker: Broker, queue: Queue, now: float) -> dict[str, Any]:
     window = queue.settings.duplicate_detection_history_time_window.total_seconds()
-    sessions = (
-        {} if queue.sessions is None else {s.id: (s.count, s.state) for s in queue.sessions if s.count or s.state}
-    )
+    sessions = {s.id: (list(s.messages), s.state) for s in queue.sessions or () if s.messages or s.state}
     return {
         "path": queue.path,
         "settings": queue.settings,

@@ -25,6 +25,23 @@ def test_a_queue_with_sessions_forwards_every_session() -> None:
     assert len(source.messages) == 0
 
 
+def test_a_session_of_expired_messages_holds_up_no_other() -> None:
+    """The first session has nothing but messages that have outlived their time: the second one's are forwarded."""
+    now = 1000.0
+    broker = Broker("contoso", clock=lambda: now)
+    target = broker.create_queue(QueueSettings("target"))
+    source = broker.create_queue(QueueSettings("source", requires_session=True))
+    old = draft("a")
+    old.time_to_live = 1.0
+    broker.send(source, [old, draft("b")], now)
+    broker.update_queue(QueueSettings("source", requires_session=True, forward_to="target"))
+    now += 5.0
+    assert [m.session_id for m in source.acquire_any(now, 10)] == ["b"]
+    source.put_back_unsent(next(m for m in source.messages.values()))
+    broker.turn(now)
+    assert [m.session_id for m in target.messages.values()] == ["b"]
+
+
 def test_a_queue_that_forwards_to_itself_ends_in_transfer_dead_letters() -> None:
     """A circle ends after as many hops as the service allows, and the message is not lost."""
     broker = Broker("contoso")

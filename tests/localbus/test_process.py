@@ -185,6 +185,56 @@ def test_a_paused_bus_is_frozen_not_gone(folders: Path) -> None:
         bus.pause()
 
 
+def test_a_paused_bus_ends_with_its_program() -> None:
+    """A program that is killed while its bus is frozen leaves no process behind, not even a stopped one."""
+    program = (
+        "import time\nfrom pairbus.localbus import LocalBus\n"
+        "bus = LocalBus().start()\nbus.pause()\nprint(bus.pid, flush=True)\ntime.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T")
+        parent.kill()
+    wait_until(lambda: not is_running(pid), why="the paused bus has outlived its program")
+
+
+def test_a_pause_leaves_nothing_behind(folders: Path) -> None:
+    """Paused and resumed, or ended while paused: whoever watched over the pause is gone, the bus was left alone."""
+    with LocalBus() as bus:
+        for end in (bus.resume, bus.restart, lambda: (bus.kill(), bus.restart())):
+            bus.pause()
+            bus.pause()
+            watch = bus._watch
+            assert watch is not None
+            assert is_running(watch.pid)
+            end()
+            assert watch.returncode == 0
+            assert active_after_create(bus) == 0
+        bus.pause()
+        watch = bus._watch
+        assert watch is not None
+    assert watch.returncode == 0
+
+
+def test_a_bus_outlives_the_thread_that_started_and_paused_it(folders: Path) -> None:
+    """It belongs to the program, not to the thread that happened to start it."""
+    bus = LocalBus()
+    for action in (bus.start, bus.pause, bus.resume):
+        thread = threading.Thread(target=action)
+        thread.start()
+        thread.join()
+    assert active_after_create(bus) == 0
+    bus.close()
+
+
+def active_after_create(bus: LocalBus) -> int:
+    """How much is in a queue that was just made: the bus answers."""
+    name = f"q-{time.monotonic_ns()}"
+    create(bus, name)
+    return active(bus, name)
+
+
 def test_a_bus_that_died_by_itself_can_be_restarted(folders: Path) -> None:
     """Somebody else killed the process: stop, kill and restart still work."""
     with LocalBus() as bus:

@@ -66,6 +66,9 @@ class Books:
         self.kept[message.id] = Kept(queue.id, message, message.payload, message.state, message.delivery_count)
         self.next_sequences[queue.id] = queue.next_sequence
 
+    def numbered(self, queue: Queue) -> None:
+        self.next_sequences[queue.id] = queue.next_sequence
+
     def restated(self, message: Message, delivery_count: int) -> None:
         kept = self.kept[message.id]
         kept.state, kept.delivery_count = message.state, delivery_count
@@ -207,10 +210,10 @@ class QueueMachine(RuleBasedStateMachine):
         if counted:
             known.count += 1
         known.tag = b""
-        if known.where == "held":
-            known.where = "deferred"
-        elif known.where == "dead-locked" or (counted and known.count >= self.limit):
+        if known.where == "dead-locked" or (counted and known.count >= self.limit):
             known.where = "dead"
+        elif known.where == "held":
+            known.where = "deferred"
         elif known.expires_at <= self.now:
             self.expire(known)
         else:
@@ -328,12 +331,13 @@ class QueueMachine(RuleBasedStateMachine):
             known.where = "gone"
         elif how in ("abandon", "release"):
             self.give_back(known, counted=how == "abandon")
-        elif how == "defer":
-            known.count += 1
-            known.where = "deferred" if queue is self.queue else "gone"
-            if queue is not self.queue:  # deferred in the dead-letter queue: taken out again by its number
-                again = queue.receive_deferred([known.sequence], self.now, delete=True)
-                assert [m.sequence for m in again] == [known.sequence]
+        elif how == "defer" and queue is self.queue:
+            known.where = "held"
+            self.give_back(known)
+        elif how == "defer":  # deferred in the dead-letter queue: taken out again by its number
+            known.where = "gone"
+            again = queue.receive_deferred([known.sequence], self.now, delete=True)
+            assert [m.sequence for m in again] == [known.sequence]
         else:
             known.where = "dead"
 

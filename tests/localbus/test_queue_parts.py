@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sortedcontainers import SortedDict
 
 from pairbus.localbus.addresses import Address, parse_address
 from pairbus.localbus.conditions import BusError
@@ -93,8 +94,8 @@ def test_free_sessions_are_given_in_the_order_they_came() -> None:
     table = SessionTable()
     for name in "abc":
         session = table.open(name)
-        session.line.add(Message(1, 1, 0.0, Draft(b"", 0)))
-        session.count = 1
+        session.messages[1] = Message(1, 1, 0.0, Draft(b"", 0))
+        session.line.add(session.messages[1])
         assert table.offer(session)
     first = table.next_free()
     assert first is not None
@@ -113,7 +114,7 @@ def test_a_sessions_lock_ends_once_at_its_latest_end() -> None:
     """A renewed lock does not end at its old time, and an ended one is told once."""
     table = SessionTable()
     session = table.open("a")
-    session.count = 1
+    session.messages[1] = Message(1, 1, 0.0, Draft(b"", 0))
     table.lock(session, "me", 10.0)
     table.extend(session, 20.0)
     assert list(table.ended(15.0)) == []
@@ -136,7 +137,35 @@ def test_a_session_without_anything_is_forgotten() -> None:
     assert table.get("b") is kept
 
 
+def test_peeking_in_a_session_looks_at_that_session_only() -> None:
+    """In the order of their numbers and in whatever state, from a number on; other sessions' messages cost nothing."""
+    queue, _ = queue_of(requires_session=True)
+    for number in range(3_000):
+        put(queue, 0.0, session_id="big" if number % 1_000 else "small")
+    put(queue, 0.0, session_id="small", scheduled_at=99.0)
+    session = queue.accept_session("small", "me", 0.0)
+    queue.defer(queue.acquire(0.0, 1, "me", session)[0].lock.tag, 0.0)
+    looked_at = Counting(queue.messages)
+    queue.messages = looked_at  # type: ignore[assignment]
+    assert [m.sequence for m in queue.peek(0, 9, "small")] == [1, 1001, 2001, 3001]
+    assert [m.sequence for m in queue.peek(1002, 1, "small")] == [2001]
+    assert queue.peek(0, 9, "nobody's") == []
+    assert looked_at.reads == 0
+    assert len(queue.peek(0, 9)) == 9
+
+
 # --- turns ----------------------------------------------------------------------------------------------------------
+
+
+class Counting(SortedDict[int, Message]):
+    """A queue's messages that count how often one is read."""
+
+    reads = 0
+
+    def __getitem__(self, number: int) -> Message:
+        self.reads += 1
+        found: Message = super().__getitem__(number)
+        return found
 
 
 class Receiver:
@@ -228,6 +257,29 @@ def test_who_waits_for_a_session_is_told_when_time_is_over() -> None:
     assert impatient.error.condition == "com.microsoft:timeout"
     assert (served.error, patient.error) == (None, None)
     assert dispatcher.next_deadline() == 50.0
+
+
+# --- deliveries that count -------------------------------------------------------------------------------------------
+
+
+def test_a_deferral_is_a_delivery_that_counts() -> None:
+    """Deferred for the last time that a message may be delivered, it is a dead letter and says why."""
+    queue, books = queue_of(max_delivery_count=2)
+    put(queue, 0.0)
+    put(queue, 0.0)
+    for _ in range(2):
+        queue.defer(queue.acquire(0.0, 1)[0].lock.tag, 0.0)
+    assert list(queue.messages) == [1, 2]
+    first, second = queue.receive_deferred([1, 2], 1.0)
+    queue.abandon(first.lock.tag, 1.0)
+    assert queue.dead_letters is not None
+    assert list(queue.dead_letters.messages) == [1], "abandoned"
+    queue.advance(second.lock.until)
+    assert list(queue.dead_letters.messages) == [1, 2], "its lock has ended"
+    assert len(queue.messages) == 0
+    for dead in queue.dead_letters.messages.values():
+        assert dead.delivery_count == 2
+        assert View(books.payloads([dead])[0]).user["DeadLetterReason"] == "MaxDeliveryCountExceeded"
 
 
 # --- duplicates, lives, schedules ---------------------------------------------------------------------------------

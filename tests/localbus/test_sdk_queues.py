@@ -12,7 +12,7 @@ from azure.servicebus import (
     ServiceBusReceiveMode,
     ServiceBusSubQueue,
 )
-from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType
+from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType, AmqpMessageProperties
 from azure.servicebus.exceptions import (
     MessageLockLostError,
     MessageNotFoundError,
@@ -254,6 +254,26 @@ async def test_a_deferred_message_can_be_deferred_abandoned_and_dead_lettered(at
     await at.settled(queue, dead_letter=1)
     dead = await at.take_one(at.receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER))
     assert dead.delivery_count == 3
+
+
+@scenario()
+async def test_a_deferral_counts_as_a_delivery(at: Place) -> None:
+    """At MaxDeliveryCount a deferred message is a dead letter: deferred for the last time, or had and given back."""
+    queue = await at.queue(max_delivery_count=1)
+    other = await at.queue(max_delivery_count=2)
+    for each in (queue, other):
+        await at.send(each, "x")
+        receiver = at.receiver(each)
+        message = await at.take_one(receiver)
+        await receiver.defer_message(message)
+    await at.settled(queue, dead_letter=1)
+    await at.settled(other, active=1)
+    (again,) = await receiver.receive_deferred_messages(message.sequence_number)
+    await receiver.abandon_message(again)
+    await at.settled(other, dead_letter=1)
+    for each, count in ((queue, 1), (other, 2)):
+        dead = await at.take_one(at.receiver(each, sub_queue=ServiceBusSubQueue.DEAD_LETTER))
+        assert (dead.dead_letter_reason, dead.delivery_count) == ("MaxDeliveryCountExceeded", count)
 
 
 @scenario()
@@ -520,6 +540,22 @@ async def test_a_duplicate_is_accepted_and_dropped(at: Place) -> None:
 
 
 @scenario()
+async def test_a_scheduled_duplicate_has_a_number(at: Place) -> None:
+    """Each scheduled message gets a number, a duplicate too; the duplicate's belongs to no message."""
+    queue = await at.queue(requires_duplicate_detection=True)
+    sender = at.sender(queue)
+    messages = [ServiceBusMessage("x", message_id=id) for id in ("a", "a", "b")]
+    first, spent, last = await sender.schedule_messages(messages, soon(600))
+    (late,) = await sender.schedule_messages(ServiceBusMessage("x", message_id="a"), soon(600))
+    assert len({first, spent, last, late}) == 4
+    await at.settled(queue, scheduled=2)
+    with pytest.raises(MessageNotFoundError):
+        await sender.cancel_scheduled_messages(spent)
+    await sender.cancel_scheduled_messages([first, last])
+    await at.settled(queue)
+
+
+@scenario()
 async def test_the_duplicate_window_ends(at: Place) -> None:
     """After the window the same message id is a new message."""
     queue = await at.queue(
@@ -547,6 +583,33 @@ async def test_a_message_may_not_be_larger_than_the_queue_allows(at: Place) -> N
         await at.send(queue, ServiceBusMessage(b"x" * 4000))
     await at.send(queue, ServiceBusMessage(b"x" * 1500))
     await at.settled(queue, active=1)
+
+
+@scenario()
+async def test_ids_have_a_longest_length(at: Place) -> None:
+    """Ids of 128 characters are taken; a longer one, or a partition key that is not the session's, is refused."""
+    queue = await at.queue()
+
+    def sent(pk: str | None = None, **properties: str) -> AmqpAnnotatedMessage:
+        notes = {} if pk is None else {"x-opt-partition-key": pk}
+        return AmqpAnnotatedMessage(data_body=b"x", properties=AmqpMessageProperties(**properties), annotations=notes)
+
+    sender = at.sender(queue)
+    longest, longer = "ä" * 128, "ä" * 129
+    for good in (sent(message_id=longest, group_id=longest), sent("s", group_id="s"), sent("p", message_id="m")):
+        await sender.send_messages(good)
+    for bad, said in (
+        (sent(message_id=longer), "MessageId of a message has 129 characters"),
+        (sent(group_id=longer), "SessionId of a message has 129 characters"),
+        (sent("p", group_id="s"), "PartitionKey 'p' of a message is not its SessionId 's'"),
+    ):
+        with pytest.raises(ServiceBusError, match=said):
+            await sender.send_messages(bad)
+        with pytest.raises(ServiceBusError, match=said):
+            await sender.send_messages([sent(message_id="good"), bad])
+        with pytest.raises(ServiceBusError, match=said):
+            await sender.schedule_messages(bad, soon(600))
+    await at.settled(queue, active=3)
 
 
 @scenario()

@@ -285,6 +285,19 @@ async def test_a_session_s_state(at: Place) -> None:
 
 
 @scenario()
+async def test_a_session_s_state_has_a_largest_size(at: Place) -> None:
+    """256 KB are kept; a byte more is refused, and what was there stays."""
+    queue = await at.queue(requires_session=True)
+    receiver = accept(at, queue, "s")
+    await opened(receiver)
+    largest = b"x" * 256 * 1024
+    await receiver.session.set_state(largest)
+    with pytest.raises(ServiceBusError, match="262145 bytes"):
+        await receiver.session.set_state(largest + b"x")
+    assert await receiver.session.get_state() == largest
+
+
+@scenario()
 async def test_listing_sessions(at: Place) -> None:
     """Sessions with messages or a state are listed; with a time, those whose state was set since."""
     queue = await at.queue(requires_session=True)
@@ -301,6 +314,18 @@ async def test_listing_sessions(at: Place) -> None:
     assert sorted(await listed(at, queue)) == ["both", "messages", "state"]
     assert sorted(await listed(at, queue, state_updated_after=before)) == ["both", "state"]
     assert await listed(at, queue, state_updated_after=soon(600)) == []
+
+
+@scenario("sync")
+async def test_listing_a_subscription_s_sessions(at: Place) -> None:
+    """A subscription's sessions are listed like a queue's, also where they fill a page and nothing follows."""
+    topic = await at.topic()
+    await at.subscription(topic, "all", requires_session=True)
+    names = [f"s{n:04}" for n in range(100)]
+    await at.sender(topic, topic=True).send_messages([ServiceBusMessage("x", session_id=name) for name in names])
+    await at.settled(topic, "all", active=100)
+    found = at.client.real.list_subscription_sessions(topic, "all")
+    assert sorted(await asyncio.to_thread(list, found)) == names
 
 
 @scenario("sync")

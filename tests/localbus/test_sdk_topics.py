@@ -215,6 +215,65 @@ async def test_sql_filters(at: Place) -> None:
 
 
 @scenario("sync")
+async def test_filters_on_what_the_broker_knows(at: Place) -> None:
+    """Enqueued time, delivery count, size, number and the life that holds, the topic's if the message has a longer."""
+    topic = await at.topic(default_message_time_to_live=timedelta(minutes=10))
+    minute, hour = timedelta(minutes=1), timedelta(hours=1)
+    now = datetime.now(timezone.utc)
+    filters = {
+        "enqueued": SqlRuleFilter("sys.EnqueuedTimeUtc > @from AND sys.EnqueuedTimeUtc < @to",
+            parameters={"@from": now - minute, "@to": now + hour}),
+        "never": SqlRuleFilter("sys.EnqueuedTimeUtc > @to", parameters={"@to": now + hour}),
+        "expires": SqlRuleFilter("sys.ExpiresAtUtc > @now AND sys.ExpiresAtUtc < @soon",
+            parameters={"@now": now, "@soon": now + 3 * minute}),
+        "undelivered": SqlRuleFilter("sys.DeliveryCount = 0 AND sys.SequenceNumber > 0"),
+        "large": SqlRuleFilter("sys.Size > 1000"),
+        "brief": SqlRuleFilter("sys.TimeToLive <= @minute", parameters={"@minute": minute}),
+        "capped": SqlRuleFilter("sys.TimeToLive = @most", parameters={"@most": timedelta(minutes=10)}),
+    }  # fmt: skip
+    for name, chosen in filters.items():
+        await at.subscription(topic, name)
+        await at.only_rule(topic, name, filter=chosen)
+    await publish(
+        at,
+        topic,
+        ServiceBusMessage("x", message_id="brief", time_to_live=minute),
+        ServiceBusMessage("x", message_id="long", time_to_live=hour),
+        ServiceBusMessage("x" * 1000, message_id="large"),
+    )
+    everything = ["brief", "long", "large"]
+    assert await peeked(at, topic, list(filters)) == {
+        "enqueued": everything,
+        "never": [],
+        "expires": ["brief"],
+        "undelivered": everything,
+        "large": ["large"],
+        "brief": ["brief"],
+        "capped": ["long", "large"],
+    }
+
+
+@scenario("sync")
+async def test_a_filter_that_divides_by_zero(at: Place) -> None:
+    """Its message is a dead letter of that subscription, or dropped where the owner said so; others get theirs."""
+    topic = await at.topic()
+    filter = SqlRuleFilter("10 / amount > 1 OR 10 % amount = 3")
+    await at.subscription(topic, "kept", dead_lettering_on_filter_evaluation_exceptions=True)
+    await at.subscription(topic, "dropped", dead_lettering_on_filter_evaluation_exceptions=False)
+    for name in ("kept", "dropped"):
+        await at.only_rule(topic, name, filter=filter)
+    await at.subscription(topic, "all")
+    for amount in (0, 2, "a text"):
+        await publish(at, topic, ServiceBusMessage(f"{amount}", application_properties={"amount": amount}))
+    await at.settled(topic, "all", active=3)
+    await at.settled(topic, "kept", active=1, dead_letter=1)
+    await at.settled(topic, "dropped", active=1)
+    dead = await at.take_one(at.receiver(topic, "kept", sub_queue=ServiceBusSubQueue.DEAD_LETTER))
+    assert (str(dead), dead.dead_letter_reason) == ("0", "FilterEvaluationException")
+    assert "divided by zero" in dead.dead_letter_error_description
+
+
+@scenario("sync")
 async def test_a_filter_that_cannot_be_read_is_refused(at: Place) -> None:
     """A rule with a mistake in it is not created."""
     topic = await at.topic()

@@ -135,6 +135,21 @@ def test_locks_end_and_count_with_a_crash(bench: Callable[..., Bench]) -> None:
     assert len(second.queue().acquire(second.now, 9)) == 3
 
 
+def test_a_deferred_message_at_its_last_delivery_is_dead_after_a_crash(bench: Callable[..., Bench]) -> None:
+    """It was received by its number as often as it may be: the delivery that the crash ended was the last."""
+    first = bench()
+    first.broker.create_queue(QueueSettings("q", max_delivery_count=2))
+    first.broker.send(first.queue(), [draft("worn"), draft("fresh")], first.now)
+    for message in first.queue().acquire(first.now, 2):
+        first.queue().defer(message.lock.tag, first.now)
+    first.queue().receive_deferred([1], first.now)
+    first.turn()
+    second = first.crash()
+    dead = second.queue().dead_letters
+    assert dead is not None
+    assert (second.texts(second.queue()), second.texts(dead)) == (["fresh"], ["worn"])
+
+
 def test_a_message_changed_and_gone_in_one_turn_stays_gone(bench: Callable[..., Bench]) -> None:
     """Changed by an abandon and moved by its last delivery at once: after a crash it is a dead letter only."""
     for cache in (1 << 20, 0):
@@ -200,6 +215,19 @@ def test_numbers_are_never_given_twice(bench: Callable[..., Bench]) -> None:
     assert again is not None
     (message,) = second.broker.send(again, [draft("z")], second.now)
     assert message.sequence == 2
+
+
+def test_a_number_spent_on_a_duplicate_is_never_given_again(bench: Callable[..., Bench]) -> None:
+    """Its sender may cancel by it: after a crash it must not be another message's."""
+    first = bench()
+    first.broker.create_queue(QueueSettings("q", requires_duplicate_detection=True))
+    twice = [draft("x", id="a"), draft("x", id="b"), draft("x", id="a")]
+    assert first.broker.schedule(first.queue(), twice, first.now) == [1, 2, 3]
+    assert first.broker.schedule(first.queue(), [draft("x", id="b")], first.now) == [4]
+    first.turn()
+    second = first.crash()
+    assert list(second.queue().messages) == [1, 2]
+    assert second.broker.schedule(second.queue(), [draft("x", id="c")], second.now) == [5]
 
 
 def test_duplicates_are_known_after_a_crash_and_forgotten_in_time(bench: Callable[..., Bench]) -> None:

@@ -6,7 +6,8 @@
 
 `sqlfilter.lark` is the grammar, `sqlsyntax` says what is wrong with a text, `sqlvalues` what operators do
 with values, `sqlproperties` what a message offers. This module turns a tree into nested Python functions. All
-that can be wrong with a text is found then, as SqlSyntaxError; a message never raises.
+that can be wrong with a text is found then, as SqlSyntaxError; of a message a filter may raise SqlEvaluationError
+if it divides by zero, and nothing else.
 
 Property names are case-insensitive, as documented, and user properties' too: an exact match is preferred,
 else it is the first key that differs only in case. Strings are compared exactly. A user property that is
@@ -35,7 +36,7 @@ from pairbus.domain.sqlproperties import (
     user_value,
 )
 from pairbus.domain.sqlsyntax import MAX_LENGTH, SqlSyntaxError, parse
-from pairbus.domain.sqlvalues import UNKNOWN, Truth
+from pairbus.domain.sqlvalues import UNKNOWN, SqlEvaluationError, Truth
 
 __all__ = [
     "MAX_DEPTH",
@@ -43,6 +44,7 @@ __all__ = [
     "Edit",
     "MessageView",
     "SqlAction",
+    "SqlEvaluationError",
     "SqlFilter",
     "SqlSyntaxError",
     "parse_action",
@@ -69,7 +71,10 @@ class SqlFilter:
     _predicate: _Predicate = field(repr=False, compare=False)
 
     def matches(self, message: MessageView) -> bool:
-        """Say whether the filter is true, not false and not unknown, of the message."""
+        """Say whether the filter is true, not false and not unknown, of the message.
+
+        SqlEvaluationError if it divides by zero; a condition that AND or OR need not look at does not.
+        """
         return self._predicate(message) is True
 
 
@@ -86,8 +91,8 @@ class SqlAction:
 
         A user property is named as the message spells it, if it has it. A value takes the type of the user
         property that it replaces if it can, and has to be able to take that of a system property. A statement
-        that changes nothing gives no edit: SET to an unknown value or to one that the system property cannot
-        hold, REMOVE of what is not there.
+        that changes nothing gives no edit: SET to an unknown value, to one that cannot be calculated or that the
+        system property cannot hold, REMOVE of what is not there.
         """
         draft = Draft(dict(message.system), dict(message.user))
         edits = []
@@ -301,7 +306,14 @@ class _Compiler:
             settable = ", ".join(f"sys.{name}" for name, kind in SYSTEM_PROPERTIES.items() if kind)
             raise _mistake(node, f"sys.{target.name} is read-only; SET may change {settable}")
         value = self._value(_branches(node)[1], 0)
-        return lambda draft: target.assigned(draft, value(draft))
+
+        def assign(draft: Draft) -> Edit | None:
+            try:
+                return target.assigned(draft, value(draft))
+            except SqlEvaluationError:
+                return None
+
+        return assign
 
 
 def _not(predicate: _Predicate) -> _Predicate:

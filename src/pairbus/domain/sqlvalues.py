@@ -1,9 +1,9 @@
 """What the operators of Service Bus's SQL language do with values: comparison, arithmetic, LIKE, conversion.
 
 Two things are not ordinary values here. `None` is SQL's NULL: a property that is there and holds null.
-`UNKNOWN` is what a missing property, an impossible operation (`1 / 0`, `'a' * 2`) or any operation on one of
-the two gives. Truth has three values too: `True`, `False`, and `None` for unknown. No operator raises,
-whatever the values.
+`UNKNOWN` is what a missing property, an impossible operation (`'a' * 2`) or any operation on one of the two
+gives. Truth has three values too: `True`, `False`, and `None` for unknown. Only a division by zero raises: it is
+the one mistake that the service, too, calls an error and not unknown.
 
 Microsoft's page says that operators follow C#: integers divide towards zero, a remainder has the sign of the
 dividend, 64 bits can overflow. It says nothing of types that do not go together (`1 = '1'`): that is unknown
@@ -31,6 +31,11 @@ class _Unknown(Enum):
 
 
 UNKNOWN: Final = _Unknown.UNKNOWN
+
+
+class SqlEvaluationError(Exception):
+    """An expression that has no value for a message, not even an unknown one; the text says why."""
+
 
 VALUE_TYPES: Final = (bool, int, float, Decimal, str, bytes, UUID, datetime, timedelta)
 INT64_MAX: Final = 2**63 - 1
@@ -132,9 +137,15 @@ _ON_DECIMALS: Final[dict[str, Callable[[Decimal, Decimal], Decimal]]] = {
 
 
 def arithmetic(symbol: str) -> Callable[[object, object], object]:
-    """Return the operation that `symbol` names; it gives UNKNOWN where there is no result."""
+    """Return the operation that `symbol` names; it gives UNKNOWN where there is no result.
+
+    A number divided by zero raises SqlEvaluationError.
+    """
+    divides = symbol in ("/", "%")
 
     def calculate(left: object, right: object) -> object:
+        if divides and _is_number(left) and _is_number(right) and not right:
+            raise SqlEvaluationError(f"a number cannot be divided by zero (operator '{symbol}')")
         try:
             if _is_number(left) and _is_number(right):
                 return _calculated(symbol, left, right)
@@ -142,7 +153,7 @@ def arithmetic(symbol: str) -> Callable[[object, object], object]:
                 return _added(left, right)
             if symbol == "-":
                 return _subtracted(left, right)
-        except (ArithmeticError, ValueError):  # division by zero, overflow, a date out of range, a NaN
+        except (ArithmeticError, ValueError):  # overflow, a date out of range, a NaN
             pass
         return UNKNOWN
 

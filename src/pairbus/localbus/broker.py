@@ -12,16 +12,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..domain.sqlfilter import SqlEvaluationError
 from . import conditions
 from .catalog import Catalog
 from .conditions import BusError
 from .hubs import Event, Hub, Partition
-from .message import ACTIVE, SCHEDULED, Draft, Message
+from .limits import check_draft
+from .message import SCHEDULED, Draft, Message
 from .payload import Parts, View
 from .queues import Queue
 from .settings import FOREVER
 from .store import MemoryStore, SqliteStore, Store
-from .topics import Topic
+from .topics import Topic, view_of
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +80,7 @@ class Broker(Catalog):
             self._last_id = max(self._last_id, message.id)
             queue = self.by_id[id]
             queue.insert(message)
-            if message.state == ACTIVE and message.delivery_count >= queue.settings.max_delivery_count:
+            if queue.is_worn(message):
                 worn.append((queue, message))
         for id, session, state in store.sessions():
             self.by_id[id].restore_session_state(session, state, self.clock())
@@ -98,6 +100,9 @@ class Broker(Catalog):
 
     def stored(self, queue: Queue, message: Message) -> None:
         self.store.put(queue.id, queue.next_sequence, message)
+
+    def numbered(self, queue: Queue) -> None:
+        self.store.set_next_sequence(queue.id, queue.next_sequence)
 
     def restated(self, message: Message, delivery_count: int) -> None:
         self.store.restate(message, delivery_count)
@@ -140,24 +145,32 @@ class Broker(Catalog):
     # --- taking in -------------------------------------------------------------------------------------
 
     def send(self, target: Queue | Topic, drafts: Sequence[Draft], now: float) -> list[Message]:
-        """Take a transfer's messages in, all or none; pings are accepted and forgotten."""
+        """Take a transfer's messages in, all or none; pings and duplicates are accepted and forgotten."""
+        queue = self._checked(target, drafts, now)
+        messages = [queue.enqueue(draft, now) for draft in drafts if not draft.ping]
+        return [message for message in messages if message is not None]
+
+    def schedule(self, target: Queue | Topic, drafts: Sequence[Draft], now: float) -> list[int]:
+        """Take messages in as `send` does; a number for each, also for one that is forgotten."""
+        queue = self._checked(target, drafts, now)
+        numbers = []
+        for draft in drafts:
+            message = None if draft.ping else queue.enqueue(draft, now)
+            numbers.append(queue.spend_number() if message is None else message.sequence)
+        return numbers
+
+    def _checked(self, target: Queue | Topic, drafts: Sequence[Draft], now: float) -> Queue:
+        """The queue that a target's messages go into, if it may take all of these."""
         queue = target.inbox if isinstance(target, Topic) else target
         if self.by_id.get(queue.id) is not queue:
             raise conditions.not_found(queue.path)  # deleted since its sender came
         self.check_send(target)
         target.accessed_at = now
         drafts = [draft for draft in drafts if not draft.ping]
-        settings = queue.settings
-        if settings.requires_session and any(draft.session_id is None for draft in drafts):
-            raise BusError(
-                conditions.NOT_ALLOWED,
-                f"The SessionId was not set on a message, and it cannot be sent to the entity '{queue.path}'. "
-                "Entities that have session support enabled can only receive messages that have the SessionId "
-                "set to a valid value.",
-            )
+        for draft in drafts:
+            check_draft(draft, queue.path, requires_session=queue.settings.requires_session)
         self._check_quota(target, queue, drafts)
-        messages = [queue.enqueue(draft, now) for draft in drafts]
-        return [message for message in messages if message is not None]
+        return queue
 
     def check_send(self, target: Queue | Topic | Hub) -> None:
         """Refuse a sender where the entity's status, or what it is, does not allow one."""
@@ -263,12 +276,13 @@ class Broker(Catalog):
         view: View | None = None
         for subscription in topic.subscriptions.values():
             if view is None and not subscription.takes_all:
-                view = View(payload, {"sequencenumber": message.sequence})
+                view = view_of(message, payload)
             try:
                 copies = subscription.copies(payload, None if subscription.takes_all else view)
             except Exception as error:
                 # A rule must not end the server: its message is set aside, or dropped where the owner said so.
-                log.exception("a rule of '%s' failed", subscription.queue.path)
+                if not isinstance(error, SqlEvaluationError):
+                    log.exception("a rule of '%s' failed", subscription.queue.path)
                 if subscription.settings.dead_lettering_on_filter_evaluation_exceptions:
                     why = ("FilterEvaluationException", f"A rule could not be evaluated: {error}")
                     self._place(subscription.queue, message, payload, now, bury=why)

@@ -17,6 +17,9 @@ class Effects(Protocol):
     def stored(self, queue: Any, message: Message) -> None:
         """A message came in, or was rewritten: keep it."""
 
+    def numbered(self, queue: Any) -> None:
+        """A sequence number was spent on no message: keep the next one."""
+
     def restated(self, message: Message, delivery_count: int) -> None:
         """State or delivery count changed: keep these."""
 

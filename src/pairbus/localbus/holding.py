@@ -70,6 +70,13 @@ class Holding:
         self._effects.stored(self, message)
         return message
 
+    def spend_number(self) -> int:
+        """A sequence number that no message will have: it was told to the sender of one that is dropped."""
+        number = self.next_sequence
+        self.next_sequence += 1
+        self._effects.numbered(self)
+        return number
+
     def insert(self, message: Message) -> None:
         """Put a message into its place; it is durable already, or will be by the caller's word."""
         self.messages[message.sequence] = message
@@ -78,7 +85,7 @@ class Holding:
             self.next_sequence = message.sequence + 1
         session = self._session_of(message)
         if session is not None:
-            session.count += 1
+            session.messages[message.sequence] = message
         if message.state == SCHEDULED:
             self._scheduled += 1
             self._schedule.add(message.scheduled_at or 0.0, message.sequence)
@@ -169,8 +176,11 @@ class Holding:
         """Up to `limit` messages that wait, whatever their session: for what is moved and not received."""
         if self.sessions is None:
             return self.acquire(now, limit)
-        session = self.sessions.next_free()
-        return [] if session is None else self.acquire(now, limit, None, session)
+        while (session := self.sessions.next_free()) is not None:
+            # Nothing but expired messages may have waited in it: then it is empty now, and the next one's turn.
+            if taken := self.acquire(now, limit, None, session):
+                return taken
+        return []
 
     def has_ready(self, session: Session | None = None) -> bool:
         """Whether `acquire` would find something."""
@@ -237,10 +247,8 @@ class Holding:
     def defer(self, tag: bytes, now: float, properties: dict[str, Any] | None = None) -> None:
         message = self.locked(tag, now)
         self._modify(message, properties)
-        self.unlock(message)
         message.state = DEFERRED
-        message.delivery_count += self._step
-        self._effects.restated(message, message.delivery_count)
+        self._give_back(message, now, counted=True)
 
     def dead_letter(
         self,
@@ -282,6 +290,10 @@ class Holding:
             payload = Parts.of(payload).with_properties(application=changes).pack()
         self._remove(message)
         self.dead_letters.receive_dead(message, payload, self.path)
+
+    def is_worn(self, message: Message) -> bool:
+        """Whether a message was delivered as often as it may be, waiting or deferred; a dead letter never is."""
+        return self.dead_letters is not None and message.delivery_count >= self.settings.max_delivery_count
 
     def give_up(self, message: Message, now: float) -> None:
         """Dead-letter a message that was delivered as often as it may be."""
@@ -327,10 +339,10 @@ class Holding:
         if counted:
             message.delivery_count += self._step
         self._effects.restated(message, message.delivery_count)
-        if message.state == DEFERRED:
-            return
-        if message.delivery_count >= self.settings.max_delivery_count and counted and self.dead_letters:
+        if counted and self.is_worn(message):
             self.give_up(message, now)
+        elif message.state == DEFERRED:
+            return
         elif message.expires_at <= now:
             self._expire(message, now)
         else:
@@ -349,7 +361,7 @@ class Holding:
         message.state |= GONE
         if self.sessions is not None:
             session = self.sessions.open(message.session_id or "")
-            session.count -= 1
+            del session.messages[message.sequence]
             self.sessions.forget_if_idle(session)
         self._effects.gone(message)
 

@@ -53,6 +53,8 @@ class Response:
 
 
 Handler = Callable[[Request], Awaitable[Response]]
+#: The protocol in which a client goes on, None if it stays with HTTP; ValueError if it asks for another wrongly.
+Upgrade = Callable[[Request], asyncio.Protocol | None]
 
 
 def refusal(status: int, detail: str) -> Response:
@@ -102,12 +104,14 @@ class HttpProtocol(asyncio.Protocol):
         self,
         handle: Handler,
         *,
+        upgrade: Upgrade = lambda request: None,
         idle_timeout: float = 120.0,
         request_timeout: float = 30.0,
         linger: float = 2.0,
         max_body: int = MAX_BODY_BYTES,
     ) -> None:
         self._handle = handle
+        self._upgrade = upgrade
         self._idle_timeout = idle_timeout
         self._request_timeout = request_timeout
         self._linger = linger
@@ -202,13 +206,28 @@ class HttpProtocol(asyncio.Protocol):
         self._stop_waiting()
         try:
             request = _assemble(event, bytes(self._body))
+            successor = self._upgrade(request)
         except ValueError as mistake:
             self._refuse(400, f"Bad Request. {mistake}.")
             return
         finally:
             self._body.clear()
+        if successor is not None:
+            self._hand_over(successor)
+            return
         self._set_reading(False)
         self._task = asyncio.get_running_loop().create_task(self._answer(request))
+
+    def _hand_over(self, successor: asyncio.Protocol) -> None:
+        """The client goes on in another protocol, which gets what has come of it already."""
+        transport, self._transport = self._transport, None
+        self._done = True
+        if transport is None:
+            return
+        transport.set_protocol(successor)
+        successor.connection_made(transport)
+        if early := self._http.trailing_data[0]:
+            successor.data_received(early)
 
     async def _answer(self, request: Request) -> None:
         try:

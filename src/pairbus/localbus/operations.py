@@ -160,8 +160,7 @@ class Operations:
             if not isinstance(raw, bytes):
                 raise AmqpDecodeError("each of 'messages' must be a map with a binary 'message'")
             drafts.append(read_message(raw))
-        messages = self._broker.send(target, drafts, now)
-        numbers = [message.sequence for message in messages]
+        numbers = self._broker.schedule(target, drafts, now)
         return Reply(body={"sequence-numbers": Array(_LONGS, numbers) if numbers else []})
 
     def _cancel(self, target: Any, request: Request) -> Reply:

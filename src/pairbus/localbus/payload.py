@@ -162,11 +162,14 @@ def _readable(raw: bytes, pos: int) -> Any:
 
 
 class View:
-    """What rules read of a message: its system and its application properties, decoded once."""
+    """What rules read of a message: its system and its application properties, decoded once.
+
+    `facts` are system properties that the broker knows better than the message's sender.
+    """
 
     def __init__(self, payload: bytes, facts: Mapping[str, object] | None = None) -> None:
         parts = Parts.of(payload)
-        self.system: dict[str, object] = dict(facts or {})
+        self.system: dict[str, object] = {}
         self.user: dict[str, object] = {}
         bare = parts.bare
         for section in sections.split(bare):
@@ -194,6 +197,7 @@ class View:
         time_to_live = sections.field(_listed(parts.header), 0, 2)
         if isinstance(time_to_live, int):
             self.system["timetolive"] = timedelta(milliseconds=int(time_to_live))
+        self.system.update(facts or {})
 
 
 def encode_plain(value: Any) -> bytes:

@@ -23,6 +23,8 @@ from .fault_client import FaultClient
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
+#: Reads until a word comes (then all is well) or its input ends, as it does however its parent ends: then it kills.
+_WATCH = 'read -r word || kill -KILL "$1"'
 
 
 class LocalBus:
@@ -54,7 +56,7 @@ class LocalBus:
         self._process: subprocess.Popen[str] | None = None
         self._folder: Path | None = None
         self._ready: dict[str, Any] = {}
-        self._paused = False
+        self._watch: subprocess.Popen[bytes] | None = None
 
     def __repr__(self) -> str:
         state = f"port {self.port}, pid {self._process.pid}" if self._process is not None else "not running"
@@ -198,24 +200,40 @@ class LocalBus:
 
     def pause(self) -> None:
         """Freeze the process: connections stay open, nothing answers."""
-        self._running().send_signal(signal.SIGSTOP)
-        self._paused = True
+        process = self._running()
+        if self._watch is None:
+            # Frozen, the process cannot see that we are gone, and would stay for ever. Somebody else has to look: a
+            # shell, as small as a process can be, that begins before the pause. (Linux could kill the process with
+            # its parent, but means by that the thread that started it, which may end long before the program does.)
+            self._watch = subprocess.Popen(
+                ["/bin/sh", "-c", _WATCH, "sh", str(process.pid)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is not for it either
+            )
+        process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """End a pause."""
-        if self._paused:
-            self._running().send_signal(signal.SIGCONT)
-            self._paused = False
+        if self._watch is not None:
+            self._end_pause(self._running())
+
+    def _end_pause(self, process: subprocess.Popen[str]) -> None:
+        if self._watch is None:
+            return
+        process.send_signal(signal.SIGCONT)
+        watch, self._watch = self._watch, None
+        with contextlib.suppress(BrokenPipeError):  # somebody has killed it
+            watch.communicate(b"resumed\n", timeout=_STOP_SECONDS)
 
     def _end(self, number: signal.Signals) -> None:
         process = self._process
         assert process is not None
         self._process = None
-        if self._paused:
-            process.send_signal(signal.SIGCONT)
-            self._paused = False
         if process.poll() is None:
             process.send_signal(number)
+        self._end_pause(process)  # after the signal: a frozen process that is killed does nothing in between
         try:
             process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:

@@ -14,6 +14,7 @@ from . import conditions
 from .conditions import BusError
 from .effects import Effects
 from .holding import NEVER, Holding
+from .limits import check_state
 from .message import ACTIVE, DEFERRED, SCHEDULED, Draft, Message
 from .sessions import Session, SessionTable
 from .settings import Counts, QueueSettings
@@ -35,15 +36,17 @@ class Queue(Holding):
     # --- looking, by sequence number ---------------------------------------------------------------------
 
     def peek(self, start: int, limit: int, session: str | None = None) -> list[Message]:
-        """Messages from a sequence number on, whatever their state; nothing is locked."""
-        found: list[Message] = []
-        for sequence in self.messages.irange(minimum=start):
-            message = self.messages[sequence]
-            if session is None or (message.session_id or "") == session:
-                found.append(message)
-                if len(found) >= limit:
-                    break
-        return found
+        """Messages from a sequence number on, whatever their state; nothing is locked.
+
+        Within a session only that session's messages are looked at, however many others there are.
+        """
+        if session is not None and self.sessions is not None:
+            known = self.sessions.get(session)
+            its = [] if known is None else known.messages.values()
+            return list(islice((m for m in its if m.sequence >= start), limit))
+        found = (self.messages[sequence] for sequence in self.messages.irange(minimum=start))
+        # In a dead-letter queue messages have sessions too, but are not lined up by them.
+        return list(islice((m for m in found if session is None or (m.session_id or "") == session), limit))
 
     def receive_deferred(
         self,
@@ -167,6 +170,7 @@ class Queue(Holding):
 
     def set_session_state(self, id: str, state: bytes | None, now: float) -> None:
         session = self.held_session(id, now)
+        check_state(state)
         session.state, session.state_at = state, now
         self._effects.session_state(self, id, state)
 
@@ -178,7 +182,7 @@ class Queue(Holding):
         """Sessions with messages or a state, or those whose state was set since, in the order of their names."""
         if updated_since is not None:
             return sorted(s.id for s in self._table() if s.state is not None and s.state_at > updated_since)
-        return sorted(s.id for s in self._table() if s.count > 0 or s.state is not None)
+        return sorted(s.id for s in self._table() if s.messages or s.state is not None)
 
     def _table(self) -> SessionTable:
         if self.sessions is None:

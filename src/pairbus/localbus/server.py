@@ -34,6 +34,7 @@ from .operations import Operations
 from .producers import Producer
 from .queues import Queue
 from .topics import Topic
+from .websocket import WebSocket, upgrade
 
 log = logging.getLogger(__name__)
 
@@ -263,7 +264,10 @@ class Server:
     # --- management --------------------------------------------------------------------------------------
 
     def http_protocol(self) -> HttpProtocol:
-        return HttpProtocol(self._management.handle)
+        return HttpProtocol(self._management.handle, upgrade=self._upgrade)
+
+    def _upgrade(self, request: Request) -> WebSocket | None:
+        return upgrade(request, lambda: AmqpConnection(self))
 
     def _authorize_rest(self, header: str | None, path: str, right: str) -> None:
         self.authorizer.check_rest(header, path, right, self.now())

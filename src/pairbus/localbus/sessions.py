@@ -68,14 +68,17 @@ def _waits(message: Message) -> bool:
 
 
 class Session:
-    """One session: its line, its lock and its state. `count` says how many messages belong to it."""
+    """One session: its messages whatever their state, the line of those that wait, its lock and its state.
 
-    __slots__ = ("count", "held", "id", "line", "owner", "state", "state_at", "until")
+    A queue's numbers only grow, so `messages` is in their order.
+    """
+
+    __slots__ = ("held", "id", "line", "messages", "owner", "state", "state_at", "until")
 
     def __init__(self, id: str) -> None:
         self.id = id
         self.line = Line()
-        self.count = 0
+        self.messages: dict[int, Message] = {}
         self.owner: Any = None
         self.until = 0.0
         self.held: dict[bytes, Message] = {}
@@ -135,7 +138,7 @@ class SessionTable:
 
     def forget_if_idle(self, session: Session) -> None:
         """A session that holds nothing is no session any more."""
-        if session.owner is None and session.count <= 0 and session.state is None:
+        if session.owner is None and not session.messages and session.state is None:
             self._sessions.pop(session.id, None)
             self._free.pop(session.id, None)
 

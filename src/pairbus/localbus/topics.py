@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
 from ..domain import sections
 from ..domain.sqlfilter import Edit, SqlAction, SqlSyntaxError, parse_action, parse_filter
 from ..domain.values import Long, Symbol, Timestamp, UInt, encode
 from .conditions import INVALID_FIELD, BusError
+from .message import Message
 from .payload import Parts, View, encode_plain
 from .queues import Queue
 from .settings import (
+    FOREVER,
     CorrelationFilter,
     Counts,
     FalseFilter,
@@ -35,6 +37,10 @@ _FIELDS = {
     "sessionid": sections.GROUP_ID,
     "replytosessionid": sections.REPLY_TO_GROUP_ID,
 }
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_LAST_MOMENT = datetime.max.replace(tzinfo=timezone.utc)
 
 
 class Rule:
@@ -96,6 +102,32 @@ def _equal(found: object, wanted: object) -> bool:
     if isinstance(found, datetime) and isinstance(wanted, datetime) and wanted.tzinfo is None:
         return found.replace(tzinfo=None) == wanted
     return found == wanted
+
+
+def view_of(message: Message, payload: bytes) -> View:
+    """A topic's message as its rules read it, with what the service says of one that was just enqueued."""
+    enqueued = _moment(message.enqueued_at)
+    forever = message.expires_at == float("inf")
+    return View(
+        payload,
+        {
+            "deliverycount": 0,
+            "enqueuedsequencenumber": message.enqueue_sequence,
+            "enqueuedtimeutc": enqueued,
+            "expiresatutc": _LAST_MOMENT if forever else _moment(message.expires_at),
+            "sequencenumber": message.sequence,
+            "size": message.size,
+            "timetolive": FOREVER if forever else timedelta(seconds=message.expires_at - message.enqueued_at),
+        },
+    )
+
+
+def _moment(seconds: float) -> datetime:
+    """A time of the broker's, to the millisecond as receivers see it; a life may end behind the calendar's end."""
+    try:
+        return _EPOCH + timedelta(milliseconds=int(seconds * 1000))
+    except OverflowError:
+        return _LAST_MOMENT
 
 
 def apply_edits(payload: bytes, edits: tuple[Edit, ...]) -> bytes:
