@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -32,12 +33,14 @@ CHANGES = {
 class Happened(NamedTuple):
     kind: str
     at: float
+    #: How long a send that failed was under way.
+    took: float = 0.0
 
 
 def step(health: Health, event: Happened, interval: float) -> Health:
     """What the machine makes of one event."""
     if event.kind == FAILURE:
-        return health.failed(event.at, interval)
+        return health.failed(event.at, interval, event.at - event.took)
     react = {
         SUCCESS: health.succeeded,
         ANSWERED: health.ping_answered,
@@ -60,9 +63,10 @@ def histories(draw: st.DrawFn, kinds: Sequence[str] = KINDS) -> list[Happened]:
     """Events in the order of a clock that may stand still; whole seconds, so that intervals are met exactly."""
     events: list[Happened] = []
     now = draw(st.integers(0, 1000))
-    for kind, pause in draw(st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 40)), max_size=30)):
+    steps = st.tuples(st.sampled_from(kinds), st.integers(0, 40), st.sampled_from([0, 0, 0, 1, 20, 100]))
+    for kind, pause, took in draw(st.lists(steps, max_size=30)):
         now += pause
-        events.append(Happened(kind, float(now)))
+        events.append(Happened(kind, float(now), float(took)))
     return events
 
 
@@ -73,28 +77,38 @@ intervals = st.sampled_from([0.0, 1.0, 30.0, 60.0, 3600.0])
 
 def fails_over(history: Sequence[Happened], interval: float) -> list[int]:
     """Where sends to the primary stop, told from the list of events alone: at a failure, with no success between it
-    and another (or itself) a whole interval earlier. Looks backwards, keeps no state but when the last ping answered.
+    and another (or itself) a whole interval earlier. A send that failed but was begun before the last success, or
+    before the ping that brought the entity back, is none of them. Looks backwards, keeps no state but when that ping
+    answered.
     """
     found: list[int] = []
     back = 0  # where the part of the history begins in which sends go to the primary
+    answered = -math.inf
     away = False
     for here, event in enumerate(history):
         if away:
             if event.kind == ANSWERED:
-                back, away = here + 1, False
+                back, away, answered = here + 1, False, event.at
             continue
         if event.kind != FAILURE:
             continue
         unbroken = []
-        for earlier in reversed(history[back : here + 1]):
+        part = history[back : here + 1]
+        well = max([answered, *(earlier.at for earlier in part if earlier.kind == SUCCESS)])
+        for earlier in reversed(part):
             if earlier.kind == SUCCESS:
                 break
-            if earlier.kind == FAILURE:
+            if earlier.kind == FAILURE and earlier.at - earlier.took >= well:
                 unbroken.append(earlier.at)
-        if event.at - min(unbroken) >= interval:
+        if event.at - event.took >= well and event.at - min(unbroken) >= interval:
             found.append(here)
             away = True
     return found
+
+
+def straggles(health: Health, event: Happened) -> bool:
+    """Whether a send was begun before the entity was last seen well."""
+    return health.well_at is not None and event.at - event.took < health.well_at
 
 
 # --- laws --------------------------------------------------------------------------------------------------------
@@ -105,6 +119,9 @@ def fails_over(history: Sequence[Happened], interval: float) -> list[int]:
 @example([Happened(FAILURE, 0.0), Happened(FAILURE, 60.0)], 60.0)
 @example([Happened(FAILURE, 0.0), Happened(SUCCESS, 59.0), Happened(FAILURE, 60.0)], 60.0)
 @example([Happened(FAILURE, 0.0), Happened(ANSWERED, 30.0), Happened(FAILURE, 60.0)], 60.0)
+@example([Happened(SUCCESS, 9.0), Happened(FAILURE, 10.0, took=2.0)], 0.0)
+@example([Happened(SUCCESS, 8.0), Happened(FAILURE, 10.0, took=2.0)], 0.0)
+@example([Happened(FAILURE, 1.0), Happened(ANSWERED, 9.0), Happened(FAILURE, 10.0, took=2.0)], 0.0)
 def test_failing_over_needs_failures_over_a_whole_interval_without_one_success(
     history: list[Happened], interval: float
 ) -> None:
@@ -122,9 +139,11 @@ def test_any_success_while_suspect_stops_the_timer(history: list[Happened], inte
     now = history[-1].at if history else 0.0
     calm = end.succeeded(now)
     if end.state is State.SUSPECT:
-        assert (calm.state, calm.since, calm.failing_since) == (State.AVAILABLE, now, None)
-        again = calm.failed(now + later, 60.0)
+        assert calm == Health(State.AVAILABLE, now, None, well_at=now)
+        again = calm.failed(now + later, 60.0, now + later)
         assert (again.state, again.failing_since) == (State.SUSPECT, now + later)
+    elif end.state is State.AVAILABLE:
+        assert calm == dataclasses.replace(end, well_at=now)
     else:
         assert calm is end
 
@@ -132,11 +151,11 @@ def test_any_success_while_suspect_stops_the_timer(history: list[Happened], inte
 @settings(deadline=None)
 @given(histories())
 def test_an_interval_of_zero_fails_over_at_the_first_failure(history: list[Happened]) -> None:
-    """With 0 there is no suspect: a failure of an available entity is a failover."""
+    """With 0 there is no suspect: a failure of an available entity is a failover, but for a straggler's."""
     seen = play(history, 0.0)
     assert all(health.state is not State.SUSPECT for health in seen)
     for before, event, after in zip(seen, history, seen[1:], strict=False):
-        if before.state is State.AVAILABLE and event.kind == FAILURE:
+        if before.state is State.AVAILABLE and event.kind == FAILURE and not straggles(before, event):
             assert after.state is State.FAILED_OVER
 
 
@@ -159,6 +178,41 @@ def test_stragglers_change_nothing_while_failed_over(history: list[Happened], in
     for before, event, after in zip(seen, history, seen[1:], strict=False):
         if event.kind in (SUCCESS, FAILURE) and not before.goes_to_primary:
             assert after is before
+
+
+@settings(deadline=None)
+@given(stormy, intervals, st.integers(1, 500))
+def test_stragglers_of_before_the_last_success_or_failback_change_nothing(
+    history: list[Happened], interval: float, took: int
+) -> None:
+    """A failure of a send that was begun before a success, or before the ping that brought the entity back, says
+    nothing, however late it comes: the end is that of a history without it."""
+    seen = play(history, interval)
+    for health in seen:
+        if health.well_at is not None:
+            for later in (0.0, 1.0, 1000.0):
+                assert health.failed(health.well_at + later, interval, health.well_at - took) is health
+    kept = [
+        event
+        for before, event in zip(seen, history, strict=False)
+        if not (event.kind == FAILURE and straggles(before, event))
+    ]
+    assert play(kept, interval)[-1] == seen[-1]
+
+
+@settings(deadline=None)
+@given(stormy, intervals)
+def test_it_was_last_seen_well_at_the_last_success_or_failback(history: list[Happened], interval: float) -> None:
+    """`well_at` is the time of the last send that was accepted while sends went there, or of the ping that brought it
+    back, and of nothing else."""
+    seen = play(history, interval)
+    expected = None
+    for before, event, after in zip(seen, history, seen[1:], strict=False):
+        if (event.kind == SUCCESS and before.goes_to_primary) or (
+            event.kind == ANSWERED and not before.goes_to_primary
+        ):
+            expected = event.at
+        assert after.well_at == expected
 
 
 @settings(deadline=None)
@@ -194,7 +248,10 @@ def test_states_never_skip(history: list[Happened], interval: float) -> None:
     seen = play(history, interval)
     for before, event, after in zip(seen, history, seen[1:], strict=False):
         if before.state is after.state:
-            assert after is before
+            assert after is before or (event.kind, after) == (
+                SUCCESS,
+                dataclasses.replace(before, well_at=event.at),
+            )
             continue
         assert (before.state, event.kind, after.state) in CHANGES
         if (before.state, after.state) == (State.AVAILABLE, State.FAILED_OVER):
@@ -244,7 +301,7 @@ def test_two_entities_never_influence_each_other(mixed: list[tuple[bool, str, in
 @given(stormy, intervals, st.integers(-(10**6), 10**6))
 def test_only_time_between_events_matters(history: list[Happened], interval: float, shift: int) -> None:
     """Where the clock's zero lies changes no state: a monotonic clock will do."""
-    moved = [Happened(event.kind, event.at + shift) for event in history]
+    moved = [event._replace(at=event.at + shift) for event in history]
     states = [health.state for health in play(history, interval)]
     assert [health.state for health in play(moved, interval)] == states
 
@@ -294,15 +351,15 @@ def test_failed_over_sends_nothing_to_the_primary() -> None:
 
 def test_a_success_in_between_costs_the_whole_interval() -> None:
     """One success in 59 s of failures, and the next failure is the first again."""
-    assert after((FAILURE, 100.0), (SUCCESS, 159.0)) == Health(State.AVAILABLE, since=159.0)
-    assert after((FAILURE, 100.0), (SUCCESS, 159.0), (FAILURE, 160.0)) == Health(State.SUSPECT, 160.0, 160.0)
+    assert after((FAILURE, 100.0), (SUCCESS, 159.0)) == Health(State.AVAILABLE, since=159.0, well_at=159.0)
+    assert after((FAILURE, 100.0), (SUCCESS, 159.0), (FAILURE, 160.0)) == Health(State.SUSPECT, 160.0, 160.0, 159.0)
     assert after((FAILURE, 100.0), (SUCCESS, 159.0), (FAILURE, 160.0), (FAILURE, 219.0)).state is State.SUSPECT
     assert after((FAILURE, 100.0), (SUCCESS, 159.0), (FAILURE, 160.0), (FAILURE, 220.0)).state is State.FAILED_OVER
 
 
 def test_a_timer_alone_fails_nothing_over() -> None:
     """A single failure, however old, leaves the entity suspect: a success after an idle hour proves it well."""
-    assert after((FAILURE, 100.0), (SUCCESS, 3700.0)) == Health(State.AVAILABLE, since=3700.0)
+    assert after((FAILURE, 100.0), (SUCCESS, 3700.0)) == Health(State.AVAILABLE, since=3700.0, well_at=3700.0)
 
 
 def test_zero_is_at_the_first_failure() -> None:
@@ -314,8 +371,8 @@ def test_back_at_the_first_ping_that_succeeds() -> None:
     """Failed over → available at an answered ping; the next failure begins a new timer."""
     down = (FAILURE, 0.0), (FAILURE, 60.0)
     assert after(*down, (UNHEARD, 120.0)) == Health(State.FAILED_OVER, since=60.0)
-    assert after(*down, (UNHEARD, 120.0), (ANSWERED, 180.0)) == Health(State.AVAILABLE, since=180.0)
-    assert after(*down, (ANSWERED, 180.0), (FAILURE, 181.0)) == Health(State.SUSPECT, 181.0, 181.0)
+    assert after(*down, (UNHEARD, 120.0), (ANSWERED, 180.0)) == Health(State.AVAILABLE, since=180.0, well_at=180.0)
+    assert after(*down, (ANSWERED, 180.0), (FAILURE, 181.0)) == Health(State.SUSPECT, 181.0, 181.0, 180.0)
 
 
 def test_a_configuration_error_in_a_ping_makes_it_unusable() -> None:
@@ -325,14 +382,14 @@ def test_a_configuration_error_in_a_ping_makes_it_unusable() -> None:
     assert unusable == Health(State.UNUSABLE, since=120.0)
     assert not unusable.goes_to_primary
     assert unusable.ping_refused(180.0) is unusable
-    assert unusable.ping_answered(240.0) == Health(State.AVAILABLE, since=240.0)
+    assert unusable.ping_answered(240.0) == Health(State.AVAILABLE, since=240.0, well_at=240.0)
     assert unusable.ping_failed(240.0) == Health(State.FAILED_OVER, since=240.0)
 
 
 def test_a_health_is_a_value() -> None:
     """An event makes a new health and leaves the old as it was; nobody can change one."""
     before = Health()
-    before.failed(1.0, 60.0)
+    before.failed(1.0, 60.0, 1.0)
     assert before == Health()
     with pytest.raises(dataclasses.FrozenInstanceError):
         before.state = State.SUSPECT  # type: ignore[misc]

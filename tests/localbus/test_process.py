@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,17 @@ def test_a_paused_bus_ends_with_its_program() -> None:
         wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T")
         parent.kill()
     wait_until(lambda: not is_running(pid), why="the paused bus has outlived its program")
+
+
+def test_many_threads_may_pause_a_bus(folders: Path) -> None:
+    """One watches over it, however many ask for the pause at once; none is left to kill it after its end."""
+    with LocalBus() as bus:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: bus.pause(), range(8)))
+        watches = subprocess.run(["ps", "-A", "-o", "args="], capture_output=True, text=True, check=True).stdout
+        assert sum(line.endswith(f" sh {bus.pid}") for line in watches.splitlines()) == 1
+        bus.resume()
+        assert active_after_create(bus) == 0
 
 
 def test_a_pause_leaves_nothing_behind(folders: Path) -> None:

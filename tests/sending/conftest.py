@@ -240,7 +240,7 @@ class Pair:
 
     def declare_down(self, pairing: PairedNamespace, entity: str) -> None:
         """Fail an entity over as if a send had found it down; for tests that are not about how that comes about."""
-        pairing._entities[entity.lower()].failed(ConnectionError("a test says that it is down"))
+        pairing._entities[entity.lower()].failed(ConnectionError("a test says that it is down"), time.monotonic())
         assert pairing.status().entities[entity].state == "failed over"
 
     def heal(self) -> None:

@@ -6,6 +6,7 @@ import copy
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -17,6 +18,7 @@ from azure.servicebus.exceptions import MessageSizeExceededError, OperationTimeo
 from pairbus import BacklogUnavailableError, NotParkableError, NotSupportedError, PairedSender
 from pairbus.domain import envelope
 from pairbus.domain.backlog import queue_path
+from pairbus.sending.parking import Ids
 from pairbus.sending.sdk import encoded_members
 from tests.localbus.process_fixtures import connect
 from tests.sending.conftest import Pair
@@ -32,7 +34,7 @@ def ledger(pair: Pair) -> Ledger:
 
 def fail_over(pair: Pair, ledger: Ledger, sender: PairedSender) -> None:
     """The primary entity is failed over from now on, and one message is parked."""
-    sender._entity.failed(OperationTimeoutError(message="a failure that counts"))
+    sender._entity.failed(OperationTimeoutError(message="a failure that counts"), time.monotonic())
     ledger.must_send(sender, ledger.message())
     assert sender._entity.health.state.value == "failed over"
 
@@ -495,3 +497,31 @@ def test_scheduling_by_call_says_what_to_use_instead(pair: Pair, ledger: Ledger)
         sender.cancel_scheduled_messages([1, 2])
     ledger.must_send(sender, ledger.message(scheduled_enqueue_time_utc=later))
     ledger.check(but=0)
+
+
+# --- ids -------------------------------------------------------------------------------------------------------------
+
+
+def test_ids_are_never_the_same() -> None:
+    """Those of one pairing, taken by many threads, and those of another; all of one length, which sizes reckon with."""
+    one, other = Ids(), Ids()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: [next(one) for _ in range(1000)], range(4)))
+    taken = [each for several in found for each in several] + [next(other) for _ in range(1000)]
+    assert len(set(taken)) == len(taken) == 5000
+    assert {len(each) for each in taken} == {32}
+
+
+def test_messages_without_an_id_get_one_each(pair: Pair) -> None:
+    """Of several senders of a pairing, single and in a list; one that has an id keeps it."""
+    queue = pair.queue()
+    bus = pair.pairing()
+    bus.get_queue_sender(queue)
+    pair.declare_down(bus, queue)
+    for sender in (bus.get_queue_sender(queue) for _ in range(2)):
+        sender.send_messages(AmqpAnnotatedMessage(data_body=b"one"))
+        sender.send_messages([AmqpAnnotatedMessage(data_body=b"two"), AmqpAnnotatedMessage(data_body=b"three")])
+    sender.send_messages(ServiceBusMessage("mine", message_id="mine"))
+    ids = [each.message_id for each in pair.take_parked()]
+    assert len(set(ids)) == 7
+    assert "mine" in ids

@@ -6,6 +6,7 @@ import inspect
 import logging
 import ssl
 import struct
+from itertools import pairwise
 
 import pytest
 from azure.core import exceptions as core
@@ -16,7 +17,16 @@ from azure.servicebus._pyamqp import error as amqp
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 
 from pairbus.localbus import conditions as localbus_conditions
-from pairbus.sending.classification import CLASSES, CONDITIONS, Meaning, condition_of, means, status_of
+from pairbus.sending.classification import (
+    CLASSES,
+    CONDITIONS,
+    Meaning,
+    at_opening,
+    condition_of,
+    has_no_credential,
+    means,
+    status_of,
+)
 
 OUTAGE, BUSY, CONFIGURATION = Meaning.OUTAGE, Meaning.BUSY, Meaning.CONFIGURATION
 
@@ -153,6 +163,61 @@ INSIDE: list[tuple[Exception, Meaning]] = [
     (core.ServiceRequestError("Entra cannot be reached"), OUTAGE),
     (core.ServiceResponseError("Entra broke off"), OUTAGE),
 ]
+
+
+def caused(error: Exception, *causes: Exception) -> Exception:
+    """An error, raised from another, raised from another."""
+    for effect, cause in pairwise((error, *causes)):
+        effect.__cause__ = cause
+    return error
+
+
+def answered(status: int) -> Exception:
+    """What azure-identity makes of an answer of Entra."""
+    error = core.ClientAuthenticationError("any text")
+    error.status_code = status
+    return error
+
+
+#: What azure-identity raises where it gets no token, and why.
+CREDENTIALS: list[tuple[str, Exception, Meaning]] = [
+    ("refused", core.ClientAuthenticationError("any text"), CONFIGURATION),
+    ("unavailable", CredentialUnavailableError("any text"), CONFIGURATION),
+    ("no program", caused(CredentialUnavailableError("any text"), FileNotFoundError("az")), CONFIGURATION),
+    ("unreachable", caused(core.ClientAuthenticationError("any text"), core.ServiceRequestError("gone")), OUTAGE),
+    ("broke off", caused(core.ClientAuthenticationError("any text"), core.ServiceResponseError("gone")), OUTAGE),
+    ("reset", caused(core.ClientAuthenticationError("any text"), ConnectionResetError()), OUTAGE),
+    (
+        "unreachable behind another",
+        caused(CredentialUnavailableError("?"), core.ClientAuthenticationError("?"), core.ServiceRequestError("?")),
+        OUTAGE,
+    ),
+    ("400", answered(400), CONFIGURATION),
+    ("401", answered(401), CONFIGURATION),
+    ("500", answered(500), OUTAGE),
+    ("503", answered(503), OUTAGE),
+]
+
+
+@pytest.mark.parametrize(("error", "meaning"), [row[1:] for row in CREDENTIALS], ids=[row[0] for row in CREDENTIALS])
+def test_a_credential_that_is_refused_is_configuration_and_one_that_cannot_be_asked_an_outage(
+    error: Exception, meaning: Meaning
+) -> None:
+    """Bare, as the SDK wraps it, wrapped twice, and when it happens while a link is opened."""
+    wrapped = translated(error)
+    twice = sdk.ServiceBusError("Handler failed", error=wrapped)
+    assert type(wrapped) is sdk.ServiceBusError
+    for each in (error, wrapped, twice, at_opening(wrapped), at_opening(twice)):
+        assert means(each) is meaning
+        assert has_no_credential(each) is (meaning is CONFIGURATION)
+
+
+def test_what_the_sdk_cannot_name_is_an_outage_only_while_a_link_is_opened() -> None:
+    """An answer that is no AMQP: nobody's message is to blame for it then, and no credential is."""
+    error = translated(ValueError("Received invalid frame type"))
+    assert means(error) is CONFIGURATION
+    assert means(at_opening(error)) is OUTAGE
+    assert not has_no_credential(error)
 
 
 @pytest.mark.parametrize(("inside", "meaning"), INSIDE, ids=lambda value: type(value).__name__)

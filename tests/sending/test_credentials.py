@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,14 +12,23 @@ from typing import Any
 
 import pytest
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
+from azure.core.exceptions import ClientAuthenticationError, ServiceRequestError, ServiceResponseError
+from azure.identity import (
+    ChainedTokenCredential,
+    ClientSecretCredential,
+    CredentialUnavailableError,
+    EnvironmentCredential,
+)
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
 
-from pairbus import Namespace, PairingError, ProvisioningError
+from pairbus import Namespace, PairingError, ProvisioningError, pair_namespaces
 from pairbus.localbus import LocalBus
 from pairbus.localbus.auth import DEFAULT_KEY_NAME
-from tests.localbus.process_fixtures import key_of, sas_token
-from tests.sending.conftest import Pair, wait_until
+from pairbus.sending import credentials
+from pairbus.sending.pairing import _ask
+from tests.localbus.process_fixtures import create, key_of, sas_token
+from tests.sending.conftest import Pair, pairbus_threads, wait_until
 
 
 class Entra:
@@ -125,6 +135,146 @@ def test_a_token_that_is_refused_is_no_outage(pair: Pair) -> None:
         bus.get_queue_sender(queue).send_messages(ServiceBusMessage("refused"))
     assert bus.status().entities[queue].state == "available"
     assert pair.parked() == 0
+
+
+class Refusing:
+    """A credential that gives no token, for a reason of its own, while it has one in `error`.
+
+    `held`: it does not even answer until this is set."""
+
+    def __init__(self, error: Exception | None, cause: Exception | None = None) -> None:
+        self._entra = Entra()
+        self.error = error
+        self.cause = cause
+        self.held: threading.Event | None = None
+
+    def get_token(self, *scopes: str, **kwargs: Any) -> AccessToken:
+        if self.held is not None:
+            self.held.wait(60)
+        if self.error is not None:
+            raise self.error from self.cause
+        return self._entra.get_token(*scopes, **kwargs)
+
+
+def of(bus: LocalBus, name: str, credential: Any) -> Namespace:
+    return Namespace(f"127.0.0.1:{bus.port}", credential=credential, name=name, ca_file=bus.ca_file, use_tls=False)
+
+
+def unavailable() -> Exception:
+    return CredentialUnavailableError(message="please run 'az login'; token=SECRET1")
+
+
+def unreachable() -> ChainedTokenCredential:
+    """A chain of real credentials, whose last one finds nobody at its authority's address."""
+    missing = EnvironmentCredential()
+    secret = ClientSecretCredential(
+        "00000000-0000-0000-0000-000000000000",
+        "client",
+        "secret",
+        authority="https://127.0.0.1:1",
+        disable_instance_discovery=True,
+        retry_total=0,
+    )
+    return ChainedTokenCredential(missing, secret)
+
+
+@pytest.mark.parametrize("kind", [ClientAuthenticationError, CredentialUnavailableError])
+def test_a_credential_that_gives_no_token_is_told_when_the_pairing_is_opened(pair: Pair, kind: type[Exception]) -> None:
+    """The primary's, by the namespace's name and without anything secret; no thread is left of it."""
+    place = of(pair.primary, pair.name, Refusing(kind("please run 'az login'; token=SECRET1")))
+    with pytest.raises(PairingError, match="credential of the primary") as raised:
+        pair.pairing(primary=place)
+    assert place.host in str(raised.value)
+    assert "az login" in str(raised.value)
+    assert "SECRET" not in str(raised.value)
+    wait_until(lambda: not pairbus_threads(), why=pairbus_threads)
+
+
+def test_so_is_that_of_the_event_hubs(pair: Pair) -> None:
+    """Asked for a token of Event Hubs."""
+    entra = Entra()
+    places = pair.primary_namespace(), pair.secondary_namespace()
+    with pytest.raises(PairingError, match="the event hubs namespace hubs"):
+        pair_namespaces(*places, event_hubs=Namespace("hubs.example", credential=Refusing(unavailable())))
+    with pair_namespaces(*places, event_hubs=Namespace("hubs.example", credential=entra)):
+        assert entra.scopes == [("https://eventhubs.azure.net//.default",)]
+
+
+def test_a_credential_is_asked_once_and_not_again_where_provisioning_asks_it(pair: Pair) -> None:
+    """One that serves both namespaces is asked by provisioning alone: somebody might have to answer it by hand."""
+    with LocalBus("backup", accept_any_jwt=True) as secondary:
+        mine, shared = Entra(), Entra()
+        pair.pairing(primary=of(pair.primary, pair.name, mine), secondary=by_token(secondary, "backup"))
+        assert mine.scopes == [("https://servicebus.azure.net//.default",)]
+        both = of(pair.primary, pair.name, shared), of(secondary, "backup", shared)
+        before = threading.active_count()
+        assert _ask(*both, None) == []
+        assert threading.active_count() == before
+        pair.pairing(primary=both[0], secondary=both[1])
+        pair.close_pairings()
+
+
+@pytest.mark.parametrize("cause", [ServiceRequestError("unreachable"), ServiceResponseError("broke off")])
+def test_a_network_that_fails_keeps_no_application_from_starting(pair: Pair, cause: Exception) -> None:
+    """Whoever gives tokens cannot be reached, as azure-identity says it: the pairing opens, and sends are parked."""
+    queue = pair.queue()
+    place = of(pair.primary, pair.name, Refusing(ClientAuthenticationError("Authentication failed"), cause))
+    bus = pair.pairing(primary=place)
+    with bus.get_queue_sender(queue) as sender:
+        sender.send_messages(ServiceBusMessage("parked"))
+    assert bus.status().entities[queue].state == "failed over"
+    assert pair.parked_bodies() == ["parked"]
+
+
+def test_nor_does_one_behind_a_chain_of_credentials(pair: Pair) -> None:
+    """A chain's own error does not tell what its members met: they are asked, one by one."""
+    credential = unreachable()
+    with pytest.raises(ClientAuthenticationError) as raised:
+        credential.get_token("https://servicebus.azure.net//.default")
+    assert raised.value.__cause__ is None
+    pair.pairing(primary=of(pair.primary, pair.name, credential))
+    with pytest.raises(PairingError, match="gives no token"):
+        pair.pairing(primary=of(pair.primary, pair.name, ChainedTokenCredential(EnvironmentCredential())))
+
+
+def test_a_credential_that_does_not_answer_is_not_waited_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has its time while backlog queues are looked for, and little more."""
+    monkeypatch.setattr(credentials, "_PATIENCE_SECONDS", 1.0)
+    silent = Refusing(unavailable())
+    silent.held = threading.Event()
+    begun = time.monotonic()
+    try:
+        pair.pairing(primary=of(pair.primary, pair.name, silent))
+        assert time.monotonic() - begun < 5
+    finally:
+        silent.held.set()
+
+
+def test_a_credential_that_is_refused_later_is_no_outage(pair: Pair) -> None:
+    """With the primary in good health: sends raise and nothing is parked; while it is failed over, it is unusable."""
+    with LocalBus("contoso", accept_any_jwt=True) as primary:
+        create(primary, "orders")
+        credential = Refusing(None)
+        bus = pair.pairing(primary=of(primary, pair.name, credential), ping_primary_interval=1)
+        sender = bus.get_queue_sender("orders")
+        credential.error = unavailable()
+        for _ in range(2):
+            with pytest.raises(ServiceBusError, match="az login") as raised:
+                sender.send_messages(ServiceBusMessage("refused"))
+            assert len(raised.value.messages) == 1  # type: ignore[attr-defined]
+        assert bus.status().entities["orders"].state == "available"
+        with pytest.raises(ServiceBusError, match="az login"), bus.get_queue_sender("orders"):
+            raise AssertionError("not reached")
+        pair.declare_down(bus, "orders")
+        wait_until(lambda: bus.status().entities["orders"].state == "unusable", why=bus.status)
+        with pytest.raises(ServiceBusError, match="az login"):
+            sender.send_messages(ServiceBusMessage("refused"))
+        credential.error = None
+        wait_until(lambda: bus.status().entities["orders"].state == "available", why=bus.status)
+        sender.send_messages(ServiceBusMessage("sent"))
+        assert pair.count(primary, "orders") == 1
+        assert pair.parked() == 0
+        bus.close()
 
 
 def test_an_expired_signature_is_no_outage(pair: Pair) -> None:

@@ -159,7 +159,7 @@ def restored(payload: bytes) -> Any:
 def event(text: str, /, **application: Any) -> EventData:
     """An event with an id, as one that is to be restored byte for byte has."""
     made = EventData(text)
-    made.message_id = f"id-{text}"
+    made.message_id = f"id-{text[:100]}"  # a backlog queue takes ids of up to 128 characters
     if application:
         made.properties = application
     return made

@@ -18,6 +18,7 @@ from azure.core.credentials import AzureSasCredential
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import (
     MessagingEntityDisabledError,
+    OperationTimeoutError,
     ServiceBusAuthenticationError,
     ServiceBusAuthorizationError,
     ServiceBusConnectionError,
@@ -363,6 +364,32 @@ def test_a_ping_may_take_its_time_out_and_no_longer(pair: Pair) -> None:
     await_state(sender, "available")
 
 
+def test_pings_start_every_interval_however_long_one_takes(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From start to start it is the interval; while one is under way no other starts, and those that were due then are
+    one, which starts as it ends."""
+    queue = pair.queue()
+    bus = pair.pairing(ping_primary_interval=1)
+    bus.get_queue_sender(queue)
+    entity = bus._entities[queue]
+    starts: list[float] = []
+    under_way: list[int] = []
+    lengths = iter([0.7, 0.7, 2.5, 0.1, 0.1])
+
+    def slow() -> None:
+        starts.append(time.monotonic())
+        under_way.append(1)
+        assert len(under_way) == 1
+        time.sleep(next(lengths))  # a ping against a peer that takes its time
+        under_way.pop()
+        raise ConnectionError("no answer")
+
+    monkeypatch.setattr(entity, "_ping", slow)
+    pair.declare_down(bus, queue)
+    wait_until(lambda: len(starts) == 5, 15, lambda: starts)
+    pauses = [after - before for before, after in pairwise(starts)]
+    assert pauses == pytest.approx([1.0, 1.0, 2.5, 1.0], abs=0.4)
+
+
 # --- what answers do -------------------------------------------------------------------------------------------------
 
 
@@ -477,3 +504,85 @@ def test_failback_is_seen_by_a_send_that_is_about_to_park(pair: Pair) -> None:
     assert pair.parked() == 1
     found = bus.status().entities[queue]
     assert (found.sent, found.parked) == (1, 1)
+
+
+def test_a_straggler_of_before_the_failback_fails_nothing_over(pair: Pair) -> None:
+    """A send whose answer never came ends long after the entity failed over and back: it is parked, nobody else is."""
+    queue = pair.queue()
+    bus = pair.pairing(ping_primary_interval=INTERVAL, send_timeout=8)
+    sender = bus.get_queue_sender(queue)
+    sender.send_messages(ServiceBusMessage("before"))
+    pair.primary.faults.lost_accept(queue, count=2)
+    straggler = threading.Thread(
+        target=sender.send_messages, args=(ServiceBusMessage("straggler"),), kwargs={"timeout": 5}
+    )
+    straggler.start()
+    wait_until(lambda: bus._guard.deadlines)
+    sender.send_messages(ServiceBusMessage("parked"), timeout=1)
+    await_state(sender, "available")
+    sender.send_messages(ServiceBusMessage("direct"))
+    assert straggler.is_alive()
+    straggler.join(15)
+    assert not straggler.is_alive()
+    assert state(sender) == "available"
+    sender.send_messages(ServiceBusMessage("direct too"))
+    assert len(pair.told("failed over")) == 1
+    assert sorted(pair.parked_bodies()) == ["parked", "straggler"]
+    # Those two answers were lost: at least once.
+    assert sorted(pair.bodies(queue)) == sorted(["before", "straggler", "parked", "direct", "direct too"])
+
+
+def test_a_straggler_of_before_another_success_starts_no_timer(pair: Pair) -> None:
+    """With an interval it is the SDK's error, as before any failover, and the entity is not even suspect."""
+    queue = pair.queue()
+    bus = pair.pairing(failover_interval=60)
+    sender = bus.get_queue_sender(queue)
+    sender.send_messages(ServiceBusMessage("before"))
+    pair.primary.faults.lost_accept(queue, count=1)
+    errors: list[BaseException] = []
+
+    def straggle() -> None:
+        try:
+            sender.send_messages(ServiceBusMessage("straggler"), timeout=3)
+        except ServiceBusError as error:
+            errors.append(error)
+
+    straggler = threading.Thread(target=straggle)
+    straggler.start()
+    wait_until(lambda: bus._guard.deadlines)
+    wait_until(lambda: pair.arrived(queue) == 2, why="its answer is not lost yet")
+    sender.send_messages(ServiceBusMessage("direct"))
+    straggler.join(15)
+    assert [type(error) for error in errors] == [OperationTimeoutError]
+    assert state(sender) == "available"
+    assert pair.parked() == 0
+
+
+def test_a_failback_while_the_refusal_is_read_parks_the_message(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unusable when a send looks, and well again as it looks once more: it goes on, and stumbles over nothing."""
+    queue = pair.queue()
+    bus = pair.pairing(ping_primary_interval=600)
+    sender = bus.get_queue_sender(queue)
+    pair.declare_down(bus, queue)
+    entity = bus._entities[queue]
+
+    class Flickering(type(entity)):  # type: ignore[misc]
+        """Its refusal is forgotten as soon as somebody has read it, as by a ping that answers in between."""
+
+        told = [ServiceBusError("refused")]  # noqa: RUF012 - one entity's
+
+        @property
+        def refusal(self) -> Exception | None:
+            return self.told.pop() if self.told else None
+
+        @refusal.setter
+        def refusal(self, value: Exception | None) -> None:
+            self.told.clear()
+
+    with entity._lock:
+        entity._change(entity.health.ping_refused(time.monotonic()))
+    monkeypatch.setattr(entity, "__class__", Flickering)
+    with pytest.raises(ServiceBusError, match="refused"):
+        sender.send_messages(ServiceBusMessage("refused"))
+    sender.send_messages(ServiceBusMessage("parked"))
+    assert pair.parked_bodies() == ["parked"]

@@ -350,9 +350,12 @@ def test_a_secondary_that_stops_to_answer_is_not_waited_for_queue_by_queue(
     """It freezes after the first queue: the pairing has that one, says so, and began in bounded time."""
     monkeypatch.setattr(pairing_module, "_MANAGEMENT_SECONDS", 0.5)
 
+    one_by_one = threading.Lock()  # eight workers come by here, and a LocalBus is for one thread at a time
+
     def before(method: str, about: str) -> None:
         if about != queue_path(pair.name, 0):
-            pair.secondary.pause()
+            with one_by_one:
+                pair.secondary.pause()
 
     calls.before = before
     began = time.monotonic()

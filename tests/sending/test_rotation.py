@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from azure.servicebus.exceptions import OperationTimeoutError
+from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
 from azure.servicebus.management import EntityStatus
 
-from pairbus import BacklogUnavailableError, PairedSender
+from pairbus import BacklogUnavailableError, NotParkableError, PairedSender
 from pairbus.domain.backlog import queue_path
+from pairbus.domain.refusal import OF_THE_MESSAGE
+from pairbus.localbus import conditions as localbus_conditions
+from pairbus.sending.classification import condition_of
 from tests.sending.conftest import Pair, wait_until
 from tests.sending.ledger import Ledger
 
@@ -24,7 +28,7 @@ def ledger(pair: Pair) -> Ledger:
 
 def fail_over(pair: Pair, ledger: Ledger, sender: PairedSender) -> None:
     """The primary entity is failed over from now on, and one message is parked."""
-    sender._entity.failed(OperationTimeoutError(message="a failure that counts"))
+    sender._entity.failed(OperationTimeoutError(message="a failure that counts"), time.monotonic())
     ledger.must_send(sender, ledger.message())
 
 
@@ -53,7 +57,6 @@ REFUSALS: dict[str, Callable[[Pair, str], Any]] = {
     "internal error": lambda pair, path: pair.secondary.faults.internal_error(path),
     "unavailable": lambda pair, path: pair.secondary.faults.unavailable(path),
     "black hole": lambda pair, path: pair.secondary.faults.black_hole(path),
-    "not allowed": lambda pair, path: pair.secondary.faults.reject("amqp:not-allowed", path),
 }  # fmt: skip
 
 
@@ -77,7 +80,8 @@ def test_senders_spread_over_all_queues_and_each_stays_with_its_own(pair: Pair, 
 
 
 def test_a_queue_that_refuses_leaves_for_all_senders(pair: Pair, ledger: Ledger) -> None:
-    """Whatever a backlog queue refuses with, it leaves the rotation of every sender and the send goes on to another."""
+    """Whatever a backlog queue refuses a send with, if it is not the message's fault: it leaves the rotation of every
+    sender and the send goes on to another."""
     queue = pair.queue()
     bus = pair.pairing(backlog_queue_count=len(REFUSALS) + 1, **QUICK)
     first, second = (bus.get_queue_sender(queue) for _ in range(2))
@@ -101,6 +105,48 @@ def test_a_queue_that_refuses_leaves_for_all_senders(pair: Pair, ledger: Ledger)
     # Each was found out once, by whichever sender came first.
     left = wait_until(lambda: len(pair.told("queue left rotation")) >= len(bad) and pair.told("queue left rotation"))
     assert sorted(event.queue for event in left) == sorted(bad.values())
+
+
+@pytest.mark.parametrize("condition", sorted(OF_THE_MESSAGE & set(localbus_conditions.STATUS)))
+def test_a_message_that_all_queues_refuse_takes_none_from_the_others(
+    pair: Pair, ledger: Ledger, condition: str
+) -> None:
+    """The refusal itself is raised, with the messages; no queue leaves, and other messages are
+    parked where they would have been."""
+    queue = pair.queue()
+    bus = pair.pairing(backlog_queue_count=3, **QUICK)
+    first, second = (bus.get_queue_sender(queue) for _ in range(2))
+    for sender in (first, second):
+        fail_over(pair, ledger, sender)
+    used = [first._queue, second._queue]
+    with pair.secondary.faults.during("reject", condition=condition):
+        given = ledger.messages(3)
+        error = ledger.send(first, given)
+    assert isinstance(error, ServiceBusError)
+    assert not isinstance(error, BacklogUnavailableError)
+    assert condition_of(error) == condition or isinstance(error, NotParkableError)
+    assert error.messages == given  # type: ignore[union-attr]
+    assert all(found.in_rotation for found in bus.status().queues.values())
+    for sender in (first, second):
+        ledger.must_send(sender, ledger.message())
+    assert [first._queue, second._queue] == used
+    assert not pair.told("queue left rotation")
+    ledger.check(but=0)
+
+
+def test_a_message_that_one_queue_refuses_is_parked_in_another(pair: Pair, ledger: Ledger) -> None:
+    """Where queues differ in what they take, one that takes it is found, and none leaves."""
+    queue = pair.queue()
+    bus = pair.pairing(backlog_queue_count=2, **QUICK)
+    sender = bus.get_queue_sender(queue)
+    fail_over(pair, ledger, sender)
+    assert sender._queue is not None
+    pair.secondary.faults.reject("amqp:not-allowed", sender._queue)
+    refusing = sender._queue
+    ledger.must_send(sender, ledger.message())
+    assert sender._queue != refusing
+    assert all(found.in_rotation for found in bus.status().queues.values())
+    ledger.check(but=0)
 
 
 def test_a_key_that_may_not_send_moves_to_a_queue_where_it_may(pair: Pair, ledger: Ledger) -> None:
@@ -148,7 +194,7 @@ def test_no_queue_left_is_an_error_that_carries_messages_and_reasons(pair: Pair,
     for path, kind in zip(paths, ("full", "disabled", "not found"), strict=True):
         REFUSALS[kind](pair, path)
     sender = bus.get_queue_sender(queue)
-    sender._entity.failed(OperationTimeoutError(message="a failure that counts"))
+    sender._entity.failed(OperationTimeoutError(message="a failure that counts"), time.monotonic())
     given = ledger.messages(4)
     error = ledger.send(sender, given)
     assert isinstance(error, BacklogUnavailableError)

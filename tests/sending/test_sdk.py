@@ -20,13 +20,15 @@ from azure.servicebus.exceptions import (
     ServiceBusAuthenticationError,
     ServiceBusConnectionError,
     ServiceBusError,
+    ServiceBusQuotaExceededError,
+    ServiceBusServerBusyError,
 )
 
 from pairbus.administration import administration_client
 from pairbus.domain import envelope, sections
 from pairbus.localbus import LocalBus
 from pairbus.sending import sdk
-from pairbus.sending.classification import Meaning, means, status_of
+from pairbus.sending.classification import Meaning, condition_of, means, status_of
 from tests.domain.amqp_messages import CORPUS
 from tests.localbus.process_fixtures import key_of, sas_token, with_key
 from tests.sending.conftest import Pair, wait_until
@@ -196,6 +198,31 @@ def bare(message: bytes) -> bytes:
     return b"".join(
         message[part.start : part.end] for part in sections.split(message) if part.code >= sections.PROPERTIES
     )
+
+
+def test_a_raw_sender_sends_and_fails_as_the_sdks_own(pair: Pair) -> None:
+    """What it leaves out is done to messages that are none yet: the bytes arrive, and errors are the SDK's, in time."""
+    queue = pair.queue()
+    client = sdk.service_bus_client(pair.primary_namespace(), 60)
+    given = [sdk.encoded(ServiceBusMessage(body)) for body in ("1", "2")]
+    with client, sdk.raw_sender_to(client, queue) as sender:
+        sender.send_messages(sdk.raw_batch(given), timeout=5)
+        assert pair.bodies(queue) == ["1", "2"]
+        for condition, kind in (
+            ("com.microsoft:server-busy", ServiceBusServerBusyError),
+            ("amqp:resource-limit-exceeded", ServiceBusQuotaExceededError),
+        ):
+            pair.primary.faults.reject(condition, queue, count=1)
+            with pytest.raises(kind) as raised:
+                sender.send_messages(sdk.raw_batch(given), timeout=5)
+            assert condition_of(raised.value) == condition
+            assert sdk.is_running(sender)
+        pair.primary.faults.lost_accept(queue, count=1)
+        begun = time.monotonic()
+        with pytest.raises(OperationTimeoutError):
+            sender.send_messages(sdk.raw_batch(given), timeout=1)
+        assert time.monotonic() - begun < 5
+    assert not sdk.is_running(sender)
 
 
 def test_a_raw_batch_is_not_refused_for_its_size() -> None:

@@ -189,7 +189,7 @@ def test_a_queue_out_of_the_rotation_says_why_and_comes_back(pair: Pair, records
     bus = pair.pairing(ping_primary_interval=0.5, ping_timeout=1)
     pair.primary.kill()
     bad, good = pair.backlog()
-    fault = pair.secondary.faults.reject("amqp:not-allowed", bad, description="none of yours")
+    fault = pair.secondary.faults.reject("amqp:resource-limit-exceeded", bad, description="none of yours")
     for _ in range(8):  # each picks at random: some meet the bad one first
         bus.get_queue_sender(queue).send_messages(ServiceBusMessage("parked"))
         if not bus.status().queues[bad].in_rotation:

@@ -24,11 +24,13 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """One entity's state, since when, and when the failures began that have not been followed by a success."""
+    """One entity's state, since when, when the failures began that have not been followed by a success, and when it was
+    last seen well: by a send that it accepted, or by the ping that brought it back."""
 
     state: State = State.AVAILABLE
     since: float = 0.0
     failing_since: float | None = None
+    well_at: float | None = None
 
     @property
     def goes_to_primary(self) -> bool:
@@ -37,11 +39,16 @@ class Health:
 
     def succeeded(self, now: float) -> Health:
         """A send was accepted by the primary. A straggler of before the failover changes nothing: a ping decides."""
-        return self._to(State.AVAILABLE, now) if self.state is State.SUSPECT else self
-
-    def failed(self, now: float, interval: float) -> Health:
-        """A send to the primary failed in a way that counts; after `interval` seconds of that it is failed over."""
         if not self.goes_to_primary:
+            return self
+        return Health(State.AVAILABLE, self.since if self.state is State.AVAILABLE else now, None, now)
+
+    def failed(self, now: float, interval: float, sent_at: float) -> Health:
+        """A send to the primary failed in a way that counts; after `interval` seconds of that it is failed over.
+
+        One that was sent before the entity was last seen well is a straggler, and changes nothing.
+        """
+        if not self.goes_to_primary or (self.well_at is not None and sent_at < self.well_at):
             return self
         began = now if self.failing_since is None else self.failing_since
         if now - began >= interval:
@@ -50,7 +57,7 @@ class Health:
 
     def ping_answered(self, now: float) -> Health:
         """The primary took a ping: sends go there again."""
-        return self if self.goes_to_primary else self._to(State.AVAILABLE, now)
+        return self if self.goes_to_primary else Health(State.AVAILABLE, now, None, now)
 
     def ping_refused(self, now: float) -> Health:
         """A ping met a configuration error: no use in parking for what nobody will ever receive."""
@@ -61,4 +68,4 @@ class Health:
         return self._to(State.FAILED_OVER, now) if self.state is State.UNUSABLE else self
 
     def _to(self, state: State, now: float) -> Health:
-        return Health(state, now)
+        return Health(state, now, None, self.well_at)

@@ -57,6 +57,8 @@ class LocalBus:
         self._folder: Path | None = None
         self._ready: dict[str, Any] = {}
         self._watch: subprocess.Popen[bytes] | None = None
+        #: One thread may pause it while another resumes or ends it.
+        self._pausing = threading.Lock()
 
     def __repr__(self) -> str:
         state = f"port {self.port}, pid {self._process.pid}" if self._process is not None else "not running"
@@ -200,24 +202,26 @@ class LocalBus:
 
     def pause(self) -> None:
         """Freeze the process: connections stay open, nothing answers."""
-        process = self._running()
-        if self._watch is None:
-            # Frozen, the process cannot see that we are gone, and would stay for ever. Somebody else has to look: a
-            # shell, as small as a process can be, that begins before the pause. (Linux could kill the process with
-            # its parent, but means by that the thread that started it, which may end long before the program does.)
-            self._watch = subprocess.Popen(
-                ["/bin/sh", "-c", _WATCH, "sh", str(process.pid)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is not for it either
-            )
-        process.send_signal(signal.SIGSTOP)
+        with self._pausing:
+            process = self._running()
+            if self._watch is None:
+                # Frozen, the process cannot see that we are gone, and would stay for ever. Somebody else has to look:
+                # a shell, as small as a process can be, that begins before the pause. (Linux could kill the process
+                # with its parent, but means by that the thread that started it, which may end long before the program.)
+                self._watch = subprocess.Popen(
+                    ["/bin/sh", "-c", _WATCH, "sh", str(process.pid)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is not for it either
+                )
+            process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """End a pause."""
-        if self._watch is not None:
-            self._end_pause(self._running())
+        with self._pausing:
+            if self._watch is not None:
+                self._end_pause(self._running())
 
     def _end_pause(self, process: subprocess.Popen[str]) -> None:
         if self._watch is None:
@@ -233,7 +237,8 @@ class LocalBus:
         self._process = None
         if process.poll() is None:
             process.send_signal(number)
-        self._end_pause(process)  # after the signal: a frozen process that is killed does nothing in between
+        with self._pausing:
+            self._end_pause(process)  # after the signal: a frozen process that is killed does nothing in between
         try:
             process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:

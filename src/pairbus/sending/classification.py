@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
 from typing import Any
 
@@ -99,7 +100,7 @@ CLASSES: dict[type[BaseException], Meaning] = {
     sdk.MessageNotFoundError: _CONFIGURATION,
     sdk.AutoLockRenewFailed: _CONFIGURATION,
     sdk.AutoLockRenewTimeout: _CONFIGURATION,
-    # A credential that cannot be had is a fault of the set-up, not of the entity.
+    # A credential that cannot be had is a fault of the set-up, not of the entity; unless it could not be asked for.
     core.ClientAuthenticationError: _CONFIGURATION,
     # Where a credential or a resolver talks to the network itself.
     core.ServiceRequestError: _OUTAGE,
@@ -127,11 +128,15 @@ HUB_CLASSES: dict[str, Meaning] = {
 }
 _HUB_ERRORS = "azure.eventhub.exceptions"
 
+#: Why a credential could not even be asked for.
+_NETWORK = (core.ServiceRequestError, core.ServiceResponseError, ConnectionError, TimeoutError)
+
 #: Statuses of a refused token: the service was asked and has answered.
 _REFUSALS = range(400, 500)
 _UNAUTHORISED = 401
 _THROTTLED = 429
 _TIMED_OUT = 408
+_FAILURES = 500
 
 
 def means(error: BaseException) -> Meaning:
@@ -158,6 +163,8 @@ def means(error: BaseException) -> Meaning:
     generic = type(error) is sdk.ServiceBusError or _hub_class(type(error)) == "EventHubError"
     if generic and isinstance(inner, Exception):
         return means(inner)
+    if isinstance(error, core.ClientAuthenticationError) and _is_unasked(error):
+        return _OUTAGE
     for kind in type(error).__mro__:
         if kind in CLASSES:
             return CLASSES[kind]
@@ -169,14 +176,40 @@ def means(error: BaseException) -> Meaning:
 def at_opening(error: BaseException) -> BaseException:
     """An error of opening a link, where no message plays a part.
 
-    What the SDK cannot name, such as an answer that is no AMQP by a proxy whose service is down, is an outage.
+    What the SDK cannot name, such as an answer that is no AMQP by a proxy whose service is down, is an outage. A
+    credential that is refused is none, though the SDK has no name for it either.
     """
     generic = type(error) is sdk.ServiceBusError or _hub_class(type(error)) == "EventHubError"
-    if generic and condition_of(error) is None and status_of(error) is None:
+    if generic and condition_of(error) is None and status_of(error) is None and not has_no_credential(error):
         unnamed = sdk.ServiceBusConnectionError(message=str(error), error=inner_of(error) or error)
         unnamed.__cause__ = error
         return unnamed
     return error
+
+
+def has_no_credential(error: BaseException) -> bool:
+    """Whether a credential is behind an error, and was refused for good: by no network that failed on the way to it."""
+    for each in _behind(error):
+        if isinstance(each, core.ClientAuthenticationError):
+            return means(each) is _CONFIGURATION
+    return False
+
+
+def _is_unasked(error: core.ClientAuthenticationError) -> bool:
+    """Whether the network, or who gives tokens, was out of order: azure-identity has one class for all of that."""
+    if (status_of(error) or 0) >= _FAILURES:
+        return True
+    return any(isinstance(each, _NETWORK) for each in _behind(error))
+
+
+def _behind(error: BaseException) -> Iterator[BaseException]:
+    """An error, what it was raised from, and so on."""
+    seen: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and each not in seen:
+        yield each
+        seen.append(each)
+        each = inner_of(each) or each.__cause__
 
 
 def inner_of(error: BaseException) -> BaseException | None:

@@ -85,20 +85,24 @@ class Entity:
         with self._lock:
             self.sent += messages
             self.billed += operations
-            if self.health.state is not State.SUSPECT:
+            before = self.health
+            after = before.succeeded(time.monotonic())
+            if before.state is after.state:  # nearly always
+                self.health = after
                 return
-            news = self._change(self.health.succeeded(time.monotonic()))
+            news = self._change(after)
         self._announce(news)
 
     def was_parked(self, messages: int) -> None:
         with self._lock:
             self.parked += messages
 
-    def failed(self, error: Exception) -> Health:
-        """A send failed in a way that counts; the health after it."""
+    def failed(self, error: Exception, sent_at: float) -> Health:
+        """A send that was begun then has failed in a way that counts; the health after it."""
+        interval = self._options.seconds("failover_interval")
         with self._lock:
             self._last_error = datetime.now(timezone.utc), describe(error)
-            news = self._change(self.health.failed(time.monotonic(), self._options.seconds("failover_interval")))
+            news = self._change(self.health.failed(time.monotonic(), interval, sent_at))
             health = self.health
         self._announce(news)
         return health
@@ -135,7 +139,10 @@ class Entity:
 
     def _ping_until_back(self) -> None:
         interval = self._options.seconds("ping_primary_interval")
-        while not self._closing.wait(interval):
+        due = time.monotonic() + interval
+        while not self._closing.wait(max(due - time.monotonic(), 0.0)):
+            # From start to start, however long one takes. Those that were due while it was under way are one: the next.
+            due += interval
             error: Exception | None = None
             try:
                 self._ping()
@@ -159,6 +166,7 @@ class Entity:
                 return  # whatever its health is by now: the next failover has a task of its own
             if error is not None and not news:
                 self._tell(events.PING_FAILED, entity=self.name, error=describe(error))
+            due = max(due, time.monotonic())
 
     def _ping(self) -> None:
         """One ping, on a connection of its own."""

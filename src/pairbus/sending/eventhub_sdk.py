@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from azure.eventhub import EventData, EventDataBatch, EventHubProducerClient, TransportType
+from azure.eventhub._constants import JWT_TOKEN_SCOPE
 from azure.eventhub._pyamqp._encode import encode_payload
 from azure.eventhub._pyamqp.constants import LinkState
 from azure.eventhub._tracing import (
@@ -42,6 +43,8 @@ from ..domain.cost import operations_of
 from ..options import Namespace
 from .sdk import Prepared, keep_refusals, port_of
 
+#: What a credential is asked to give a token for.
+TOKEN_SCOPE = JWT_TOKEN_SCOPE
 #: For a batch that nobody has said a limit for.
 UNLIMITED = 2**31 - 1
 #: What the SDK says of a list that is too large.
@@ -79,6 +82,11 @@ class HubSender:
     def _handler(self) -> Any:
         """The AMQP client, which `sdk.shut` and `sdk.tend` reach into."""
         return self._producer._handler
+
+    @property
+    def _running(self) -> bool:
+        """Whether the link was opened and not closed since, for `sdk.is_running`."""
+        return bool(self._producer.running)
 
     def __enter__(self) -> HubSender:
         try:
@@ -238,6 +246,7 @@ def _copy(given: Any) -> Any:
 
 
 __all__ = [
+    "TOKEN_SCOPE",
     "UNLIMITED",
     "ClientClosedError",
     "EventDataBatch",

@@ -2,8 +2,8 @@
 
 The SDK bounds a send on an open link, but not the opening of a connection: a peer that takes the connection and says
 nothing would hold it for ever. So a link is opened on a thread that can be left behind, and a guard cuts the connection
-of any call that is over its time. The guard also tends connections that are idle, which the SDK would do with a thread
-for each.
+of any call that is over its time. The guard also has connections tended that are idle, which the SDK would do with a
+thread for each.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from .classification import at_opening
-from .sdk import describe, shut, tend
+from .sdk import describe, is_running, shut, tend
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ class Guard:
         #: The calls that are under way, and when they must have ended.
         self.deadlines: dict[Lane, float] = {}
         self._lanes: list[Lanes] = []
+        self._tending: threading.Thread | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pairbus-guard", daemon=True)
         self._thread.start()
@@ -61,8 +62,19 @@ class Guard:
         for lane, deadline in self.deadlines.copy().items():
             if now > deadline + _GRACE_SECONDS:
                 lane.cut()
-        # A lane takes up to a fifth of a second: only one a round, so that nobody's time is overlooked for it.
-        any(lanes.tend(now - _IDLE_SECONDS) for lanes in self._lanes.copy())
+        if self._tending is not None and self._tending.is_alive():
+            return
+        before = now - _IDLE_SECONDS
+        if any(lanes.has_idle(before) for lanes in self._lanes.copy()):
+            # Elsewhere: it takes time, and how much is up to a peer.
+            self._tending = threading.Thread(target=self._tend, args=(before,), name="pairbus-tend", daemon=True)
+            self._tending.start()
+
+    def _tend(self, before: float) -> None:
+        """Tend whatever was idle before then, one after the other."""
+        for lanes in self._lanes.copy():
+            while not self._stopped.is_set() and lanes.tend(before):
+                pass
 
 
 def _timeout_error(message: str) -> Exception:
@@ -76,7 +88,7 @@ class Lane:
         self._sender = sender
         self._timeout_error = getattr(sender, "timeout_error", _timeout_error)
         self._deadlines = guard.deadlines
-        #: Whether the link is open, as far as we know.
+        #: Whether the link is open, as far as we know: a call on it opens no other.
         self.opened = False
         #: The largest batch the entity takes, in bytes; 0 until the link was open once.
         self.limit = 0
@@ -135,6 +147,7 @@ class Lane:
         except Exception as error:
             if self._cut:
                 raise self._timeout_error(f"No answer to a send within {timeout:g} s.") from error
+            self.opened = is_running(self._sender)
             raise
         finally:
             self._deadlines.pop(self, None)
@@ -202,6 +215,13 @@ class Lanes:
         if self._closed:
             self.close_idle()
 
+    def put_back(self, lane: Lane) -> None:
+        """A call has been refused: the lane can be used again if its link is open still."""
+        if lane.opened:
+            self.give(lane)
+        else:
+            self.drop(lane)
+
     def drop(self, lane: Lane) -> None:
         """A lane that failed: cut now, tidied up in the background."""
         lane.cut()
@@ -209,6 +229,13 @@ class Lanes:
             threading.Thread(target=lane.close, name="pairbus-close", daemon=True).start()
         except RuntimeError as error:  # no more threads: the connection is cut, the rest is for Python to collect
             log.debug("a connection is not tidied up: %s", describe(error))
+
+    def has_idle(self, before: float) -> bool:
+        """Whether there is a lane that nobody has used since then."""
+        try:
+            return self._idle[0].used_at < before
+        except IndexError:
+            return False
 
     def tend(self, before: float) -> bool:
         """Tend the lane that was used least, if that was before then; the least used lie first."""

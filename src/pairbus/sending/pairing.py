@@ -13,13 +13,14 @@ from typing import Any, NoReturn
 from ..errors import OptionError, PairedNamespaceClosedError, PairingError
 from ..options import Namespace, PairingOptions, refuse_same
 from . import events
+from .credentials import Inquiry, gives_tokens
 from .entity import Entity, entity_name
 from .events import Announcer, Event
-from .hubs import PairedEventHubProducer, check_event_hubs
+from .hubs import PairedEventHubProducer, check_event_hubs, eventhub_sdk
 from .lanes import Guard, Lanes
 from .parking import Backlog
 from .provisioning import provision
-from .sdk import again, describe, sender_to, service_bus_client
+from .sdk import TOKEN_SCOPE, again, describe, sender_to, service_bus_client
 from .sender import PairedSender
 from .status import Operations, PairingStatus
 from .syphoning import PairingSyphon
@@ -39,6 +40,7 @@ def pair_namespaces(
 ) -> PairedNamespace:
     """Pair two namespaces; returns when every backlog queue was found or made, or as many as could be.
 
+    Raises `PairingError` if a credential is refused for good: the secondary's, or one that gives no token.
     `event_hubs` is a namespace of Event Hubs, whose hubs are sent to as well; it needs `pairbus[eventhubs]`.
     """
     given: Any
@@ -54,6 +56,16 @@ def pair_namespaces(
     if event_hubs is not None:
         check_event_hubs(event_hubs, primary, secondary)
     return PairedNamespace(primary, secondary, options, event_hubs)
+
+
+def _ask(primary: Namespace, secondary: Namespace, event_hubs: Namespace | None) -> list[Inquiry]:
+    """Ask the credentials that provisioning does not use, while it is under way."""
+    found: list[Inquiry] = []
+    if gives_tokens(primary) and primary.credential is not secondary.credential:
+        found.append(Inquiry("the primary", primary, TOKEN_SCOPE))
+    if event_hubs is not None and gives_tokens(event_hubs):
+        found.append(Inquiry("the event hubs namespace", event_hubs, eventhub_sdk().TOKEN_SCOPE))
+    return found
 
 
 class Half:
@@ -90,7 +102,10 @@ class PairedNamespace:
         self.closing = threading.Event()
         self._pid = os.getpid()
         self._operations = Operations()
+        inquiries = _ask(primary, secondary, event_hubs)
         provisioned = provision(primary, secondary, options.backlog_queue_count, self._operations, _MANAGEMENT_SECONDS)
+        for inquiry in inquiries:
+            inquiry.check()
         self._missing = provisioned.missing
         self._lock = threading.Lock()
         self._entities: dict[str, Entity] = {}

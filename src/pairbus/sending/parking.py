@@ -5,6 +5,7 @@ All senders of a pairing share the rotation and the connections to the backlog q
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -19,21 +20,23 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 from ..domain import envelope
 from ..domain.backlog import Rotation
 from ..domain.cost import operations_of
+from ..domain.refusal import OF_THE_MESSAGE
 from ..errors import BacklogUnavailableError, NotParkableError
 from ..options import PairingOptions
 from . import events
-from .classification import Meaning, is_timeout, means
+from .classification import Meaning, condition_of, is_timeout, means
 from .lanes import Guard, Lane, Lanes
 from .provisioning import Provisioned
 from .sdk import (
     BATCH_OVERHEAD,
     MESSAGE_OVERHEAD,
+    Destination,
     Prepared,
     describe,
     encoded_members,
     members,
     raw_batch,
-    sender_to,
+    raw_sender_to,
 )
 from .status import Operations, QueueStatus
 
@@ -58,19 +61,41 @@ class Parkable:
         return self.fits
 
 
+class Ids:
+    """Ids for messages that have none: no two are the same, wherever they were made. An iterator without end."""
+
+    def __init__(self) -> None:
+        self._mine = os.urandom(10).hex()
+        self._counted = itertools.count()
+
+    def __iter__(self) -> Ids:
+        return self
+
+    def __next__(self) -> str:
+        return f"{self._mine}{next(self._counted):012x}"
+
+
 class Parcel:
     """Messages on their way to the backlog: each with the caller's object, and the bytes that are parked."""
 
-    def __init__(self, path: str, message: Any, namespace: str | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        message: Any,
+        namespace: str | None = None,
+        traced: Destination | None = None,
+        ids: Ids | None = None,
+    ) -> None:
+        ids = ids or Ids()
         self.messages = members(message)
-        self.originals = encoded_members(message)
+        self.originals = encoded_members(message, traced)
         #: How many of them, from the first on, a backlog queue has accepted.
         self.done = 0
         self.parked: list[bytes] = []
         self._prepared = message if isinstance(message, Prepared) else None
         for raw in self.originals:
             try:
-                self.parked.append(envelope.park(raw, path, os.urandom(16).hex(), namespace))
+                self.parked.append(envelope.park(raw, path, next(ids), namespace))
             except envelope.NotParkableError as taken:
                 raise NotParkableError(
                     f"A message cannot be parked, since it could not be restored: its {taken.property!r} "
@@ -110,6 +135,9 @@ class Parcel:
 
     def refuse_too_large(self, limit: int) -> None:
         """Refuse before anything more is sent if a message does not fit."""
+        room = limit - MESSAGE_OVERHEAD - BATCH_OVERHEAD
+        if all(len(each) <= room for each in self.parked):
+            return
         for index in range(self.done, len(self.parked)):
             found = self.check(index, limit)
             if not found:
@@ -125,10 +153,10 @@ class Parcel:
         return self.parked[self.done : max(end, self.done + 1)]
 
 
-def examine(path: str, message: Any, namespace: str | None, limit: int) -> Parkable:
+def examine(path: str, message: Any, namespace: str | None, limit: int, traced: Destination | None = None) -> Parkable:
     """Whether a message could be parked; of several, the one that fits least tells."""
     try:
-        parcel = Parcel(path, message, namespace)
+        parcel = Parcel(path, message, namespace, traced)
     except NotParkableError as error:
         return Parkable(False, 0, limit, 0, str(error))
     found = [parcel.check(index, limit) for index in range(len(parcel.parked))]
@@ -151,8 +179,10 @@ class Backlog:
         self._queues = {queue.path: queue for queue in provisioned.queues}
         self._rotation = Rotation(tuple(self._queues), options.seconds("ping_primary_interval"))
         self._limit_of_all = min(queue.limit for queue in provisioned.queues)
-        self._lanes = {path: Lanes(partial(sender_to, client, path), guard) for path in self._queues}
+        self._lanes = {path: Lanes(partial(raw_sender_to, client, path), guard) for path in self._queues}
         self._parked = dict.fromkeys(self._queues, 0)
+        #: For messages without one. Of a pairing, since a process that a fork has made must have others.
+        self.ids = Ids()
         self._busy_wait = options.seconds("server_busy_wait")
         self._operations = operations
         self._tell = tell
@@ -184,7 +214,7 @@ class Backlog:
         tried: set[str] = set()
         most = len(parcel.parked)
         waited = False
-        refused: NotParkableError | None = None
+        refused: Exception | None = None
         while parcel.done < len(parcel.parked) and not stop() and not self._closing.is_set():
             now = time.monotonic()
             with self._lock:
@@ -210,6 +240,10 @@ class Backlog:
                     tried.add(queue)
                     refused = self._too_large(parcel, queue, error)
                 continue
+            if _blames_the_message(error):
+                tried.add(queue)
+                refused = error
+                continue
             if means(error) is Meaning.BUSY and not waited and now + self._busy_wait < deadline:
                 waited = True
                 self._closing.wait(self._busy_wait)
@@ -223,15 +257,20 @@ class Backlog:
         """Send one batch to one queue; the error, if it was not accepted. A stale connection is replaced."""
         lanes = self._lanes[queue]
         deadline = time.monotonic() + timeout
+        batch = raw_batch(messages)
         while True:
             lane = lanes.take()
             stale = lane.opened
             try:
-                lane.send(raw_batch(messages), max(deadline - time.monotonic(), _SHORTEST_SECONDS))
+                lane.send(batch, timeout)
             except Exception as error:
                 self._learn(lanes, lane)
+                if not _may_be_stale(error):
+                    lanes.put_back(lane)
+                    return error
                 lanes.drop(lane)
-                if stale and _may_be_stale(error) and time.monotonic() < deadline:
+                timeout = deadline - time.monotonic()
+                if stale and timeout > _SHORTEST_SECONDS:
                     lanes.drop_idle()
                     continue
                 return error
@@ -295,4 +334,9 @@ class Backlog:
 
 def _may_be_stale(error: Exception) -> bool:
     """Whether a new connection may mend it."""
-    return means(error) is not Meaning.BUSY and not isinstance(error, MessageSizeExceededError)
+    return means(error) is not Meaning.BUSY and not _blames_the_message(error)
+
+
+def _blames_the_message(error: Exception) -> bool:
+    """Whether a queue that takes others has refused these messages."""
+    return isinstance(error, MessageSizeExceededError) or condition_of(error) in OF_THE_MESSAGE

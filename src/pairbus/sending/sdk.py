@@ -1,9 +1,9 @@
 """Everything that pairbus must know of the Azure SDK beyond its documented surface, in one place.
 
-The SDK never shows the bytes of a message. Two of its inner parts are used here and nowhere else: its encoder, so that
-a parked message is the one that would have been sent, and the list of encoded messages inside a batch, so that parked
-bytes are sent by the SDK's own sender as they are. Its connections are reached into to cut them, to tend them, and to
-hear why a token was refused. `tests/sending/test_sdk.py` pins all of it.
+The SDK never shows the bytes of a message. Some of its inner parts are used here and nowhere else: its encoder and its
+tracing, so that a parked message is the one that would have been sent, and the list of encoded messages inside a batch,
+so that parked bytes are sent by the SDK's own sender as they are. Its connections are reached into to cut them, to tend
+them, and to hear why a token was refused. `tests/sending/test_sdk.py` pins all of it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from azure.servicebus import (
     ServiceBusSender,
     TransportType,
 )
+from azure.servicebus._common.constants import JWT_TOKEN_SCOPE
+from azure.servicebus._common.tracing import TraceAttributes, is_tracing_enabled, trace_message
 from azure.servicebus._common.utils import transform_outbound_messages
 from azure.servicebus._pyamqp.constants import LinkState
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
@@ -33,6 +35,8 @@ from azure.servicebus.exceptions import ServiceBusError
 from ..domain.cost import operations_of
 from ..options import Namespace
 
+#: What a credential is asked to give a token for.
+TOKEN_SCOPE = JWT_TOKEN_SCOPE
 #: Bytes that a batch takes beyond its messages, and a message in it beyond itself: never less than the SDK reckons.
 BATCH_OVERHEAD, MESSAGE_OVERHEAD = 64, 8
 #: What a backlog queue takes at least, where nobody has said how much it takes.
@@ -40,6 +44,8 @@ STANDARD_LIMIT = 256 * 1024
 #: However large single messages may be, a batch may not be larger than this.
 PREMIUM_BATCH_LIMIT = 1024 * 1024
 
+#: How long an idle connection is listened to: as long as the SDK does, if nobody says otherwise.
+_TENDING_SECONDS = 0.2
 #: On a copy of a message: the caller's own object.
 _ORIGINAL = "_pairbus_original"
 _SECRET = re.compile(r"(?i)\b(sig|skn|SharedAccessKey|SharedAccessSignature|token)=[^&;\s'\"]+")
@@ -73,6 +79,30 @@ def sender_to(client: ServiceBusClient, path: str, socket_timeout: float | None 
     return sender
 
 
+def raw_sender_to(client: ServiceBusClient, path: str) -> ServiceBusSender:
+    """The same for raw batches only, which need nothing of what the SDK does to a message first; a tracer hears of them
+    as of any other."""
+    sender: Any = sender_to(client, path)
+    as_ever = sender.send_messages
+
+    def send(batch: ServiceBusMessageBatch, *, timeout: float) -> None:
+        if is_tracing_enabled():  # type: ignore[no-untyped-call]
+            as_ever(batch, timeout=timeout)
+            return
+        sender._do_retryable_operation(
+            sender._send,
+            message=batch,
+            timeout=timeout,
+            operation_requires_timeout=True,
+            apply_try_timeout=True,
+            require_last_exception=True,
+        )
+
+    sender.send_messages = send
+    found: ServiceBusSender = sender
+    return found
+
+
 def keep_refusals(sender: Any) -> None:
     """Keep the status with which a token is refused: the SDK drops it when a condition comes along with it.
 
@@ -103,10 +133,24 @@ def _token_answered(authenticator: Any, result: Any, status: Any, description: A
         authenticator._token_status_description = description
 
 
+def is_running(sender: Any) -> bool:
+    """Whether a sender would send on the link that it has. After some errors the SDK has closed it, and the next send
+    would open another: for as long as that takes."""
+    return bool(sender._running)
+
+
 def tend(sender: Any) -> None:
     """Let an idle connection say that it is alive and hear what came; raises if it is dead."""
     handler = sender._handler
-    handler._connection.listen(wait=False)
+    sock = handler._connection._transport.sock
+    # What the SDK calls not to wait is to wait for as long as the socket does, which its user may have said.
+    patience = sock.gettimeout()
+    sock.settimeout(_TENDING_SECONDS)
+    try:
+        handler._connection.listen(wait=False)
+    finally:
+        with contextlib.suppress(OSError):  # closed by what it heard
+            sock.settimeout(patience)
     if handler._link.get_state().value != LinkState.ATTACHED.value:  # azure-eventhub has an enumeration of its own
         raise ConnectionError("the link is detached")
 
@@ -161,7 +205,8 @@ def members(message: Any) -> list[Any]:
 
 
 def unshared(message: Any) -> Any:
-    """The message, or a copy where the SDK would change it: it decodes bytes in application properties in place.
+    """The message, or a copy where the SDK would change it: it decodes bytes in application properties in place, and
+    a tracer writes there.
 
     A dictionary becomes a message, so that it has one id wherever it ends up.
     """
@@ -170,7 +215,7 @@ def unshared(message: Any) -> Any:
     if isinstance(message, Mapping):
         return _from_mapping(message)
     properties = getattr(message, "application_properties", None)
-    if not _has_bytes(properties):
+    if not properties or not (_has_bytes(properties) or is_tracing_enabled()):  # type: ignore[no-untyped-call]
         return message
     twin = copy.copy(message)
     if isinstance(twin, ServiceBusMessage):
@@ -194,8 +239,6 @@ def _from_mapping(message: Mapping[str, Any]) -> Any:
 
 
 def _has_bytes(properties: Any) -> bool:
-    if not properties:
-        return False
     return any(isinstance(value, bytes) for value in properties.values())
 
 
@@ -213,24 +256,47 @@ def billed(message: Any) -> int:
     return sum(map(billed, message)) if is_many(message) else 1
 
 
-def encoded(message: Any) -> bytes:
-    """A single message, as the SDK would put it on the wire. Raises what the SDK's encoder raises."""
-    return bytes(PyamqpTransport.encode_message(_outgoing(message)))
+#: What a tracer is told about where a message goes.
+Destination = dict[str, Any]
 
 
-def _outgoing(message: Any) -> Any:
-    return transform_outbound_messages(unshared(message), ServiceBusMessage, PyamqpTransport.to_outgoing_amqp_message)
+def destination(host: str, path: str) -> Destination:
+    """A message's destination, as the SDK tells a tracer."""
+    return {
+        TraceAttributes.TRACE_NET_PEER_NAME_ATTRIBUTE: host,
+        TraceAttributes.TRACE_MESSAGING_DESTINATION_ATTRIBUTE: path,
+    }
 
 
-def encoded_members(message: Any) -> list[bytes]:
-    """All messages of what was given to be sent, encoded. Raises what the SDK's sender raises for it."""
+def encoded(message: Any, traced: Destination | None = None) -> bytes:
+    """A single message, as the SDK would put it on the wire. Raises what the SDK's encoder raises.
+
+    With `traced` a tracer, if there is one, hears of it, and the message carries its trace.
+    """
+    return bytes(PyamqpTransport.encode_message(_outgoing(message, traced)))
+
+
+def _outgoing(message: Any, traced: Destination | None) -> Any:
+    made: Any = transform_outbound_messages(
+        unshared(message), ServiceBusMessage, PyamqpTransport.to_outgoing_amqp_message
+    )
+    if traced is not None and is_tracing_enabled():  # type: ignore[no-untyped-call]
+        made._message = trace_message(made._message, PyamqpTransport, traced)  # type: ignore[arg-type]
+    return made
+
+
+def encoded_members(message: Any, traced: Destination | None = None) -> list[bytes]:
+    """All messages of what was given to be sent, encoded. Raises what the SDK's sender raises for it.
+
+    `traced` as in `encoded`; a batch was traced when it was filled.
+    """
     if isinstance(message, ServiceBusMessageBatch):
         return [bytes(each) for each in message._message[5]]
     if isinstance(message, Prepared):
         return message.encoded()
     if is_many(message):
-        return [encoded(each) for each in message]
-    outgoing = _outgoing(message)
+        return [encoded(each, traced) for each in message]
+    outgoing = _outgoing(message, traced)
     try:
         return [bytes(PyamqpTransport.encode_message(outgoing))]
     except Exception as error:  # where the SDK sends a single message, it gives its own class to this
@@ -243,10 +309,9 @@ def raw_batch(messages: Sequence[bytes], objects: Sequence[Any] = ()) -> Service
     Where they go to where they were meant to, `objects` are the caller's: as in the SDK's own batches, the first one
     tells the session and the partition key of the whole.
     """
-    batch = ServiceBusMessageBatch(max_size_in_bytes=2**31)
-    batch._message[5].extend(bytearray(each) for each in messages)
-    batch._count = len(messages)
-    batch._messages = list(objects)
+    batch = _RawBatch(messages)
+    # A tracer stumbles over other objects.
+    batch._messages = [each for each in objects if isinstance(each, ServiceBusMessage)]
     if objects and isinstance(objects[0], ServiceBusMessage):
         first = objects[0]
         PyamqpTransport.set_batch_envelope_properties(
@@ -255,9 +320,23 @@ def raw_batch(messages: Sequence[bytes], objects: Sequence[Any] = ()) -> Service
     return batch
 
 
-def empty_batch(limit: int) -> ServiceBusMessageBatch:
+class _RawBatch(ServiceBusMessageBatch):
+    """A batch that was filled elsewhere: it does not reckon sizes, which is most of what the SDK makes one for."""
+
+    def __init__(self, messages: Sequence[bytes]) -> None:
+        self._amqp_transport = PyamqpTransport
+        self._tracing_attributes = {}
+        self._max_size_in_bytes = 2**31
+        self._message = PyamqpTransport.build_batch_message(list(messages))
+        self._size = 0
+        self._count = len(messages)
+        self._messages = []
+        self._uamqp_message = None
+
+
+def empty_batch(limit: int, traced: Destination | None = None) -> ServiceBusMessageBatch:
     """A batch for a caller to fill, when the primary cannot be asked for its limit."""
-    return ServiceBusMessageBatch(max_size_in_bytes=limit)
+    return ServiceBusMessageBatch(max_size_in_bytes=limit, tracing_attributes=traced or {})
 
 
 def again(error: Exception) -> Exception:

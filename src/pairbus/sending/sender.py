@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 import warnings
+from enum import Enum
 from functools import partial
 from os import getpid
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -17,7 +18,7 @@ from ..domain.health import State
 from ..errors import NotSupportedError
 from .classification import Meaning, condition_of, is_timeout, may_be_stale, means
 from .parking import Parcel, Parkable, examine
-from .sdk import STANDARD_LIMIT, again, billed, empty_batch, encoded_members, is_many, members, unshared
+from .sdk import STANDARD_LIMIT, again, billed, destination, empty_batch, encoded_members, is_many, members, unshared
 
 if TYPE_CHECKING:
     from .entity import Entity
@@ -29,6 +30,16 @@ _RETRIES, _BACKOFF_SECONDS = 3, 0.8
 _ROUNDS = 2
 #: Conditions that the SDK reports when nothing was heard from the service: trying again soon tells nothing new.
 _UNHEARD = {"amqp:socket-error", "amqp:unknown-error", "amqp:client-error"}
+
+
+class _Primary(Enum):
+    """What has become of a message that was to go to the primary."""
+
+    ACCEPTED = "accepted"
+    #: Failed over: it is parked, unless the primary comes back first.
+    AWAY = "away"
+    #: It has used up its time, but began before the primary was last seen well, so it fails nothing over: it is parked.
+    LATE = "late"
 
 
 class PairedSender:
@@ -45,6 +56,7 @@ class PairedSender:
         self._options = pairing.options
         self._timeout = min(pairing.options.seconds("send_timeout"), threading.TIMEOUT_MAX / 4)
         self._backlog = pairing.backlog
+        self._destination = destination(self.fully_qualified_namespace, entity.path)
         self._pid = getpid()
         self._queue: str | None = None
         self._closing_lock = threading.Lock()
@@ -125,19 +137,23 @@ class PairedSender:
         try:
             for rounds in itertools.count(1):
                 timeout = min(timeout, max(ends - time.monotonic(), 0.001))
-                if rounds <= _ROUNDS and self._to_primary(message, timeout, tried):
+                primary = self._to_primary(message, timeout, tried) if rounds <= _ROUNDS else _Primary.AWAY
+                if primary is _Primary.ACCEPTED:
                     self._entity.accepted(count, billed(message))
                     return
                 tried = None
                 self._pairing.check()  # nothing new is begun once it is closed
-                if self._entity.health.state is State.UNUSABLE and self._entity.refusal is not None:
-                    raise again(self._entity.refusal)
+                refusal = self._entity.refusal  # once: a failback forgets it
+                if self._entity.health.state is State.UNUSABLE and refusal is not None:
+                    raise again(refusal)
                 if parcel is None:
-                    parcel = Parcel(self._entity.path, message, self._pairing.namespace_of(self._entity))
+                    namespace = self._pairing.namespace_of(self._entity)
+                    parcel = Parcel(self._entity.path, message, namespace, self._destination, self._backlog.ids)
                 before = parcel.done
                 try:
                     timeout = min(timeout, max(ends - time.monotonic(), 0.001))
-                    stop = partial(self._is_back, parcel) if rounds < _ROUNDS else _never
+                    is_last = rounds >= _ROUNDS or primary is _Primary.LATE
+                    stop = _never if is_last else partial(self._is_back, parcel)
                     self._queue = self._backlog.park(parcel, self._queue, timeout, stop)
                 finally:
                     self._entity.was_parked(parcel.done - before)
@@ -159,18 +175,18 @@ class PairedSender:
             return False
         return not parcel.done or parcel.size <= (self._entity.lanes.limit or STANDARD_LIMIT)
 
-    def _to_primary(self, message: Any, timeout: float, tried: Any) -> bool:
-        """Send to the primary: true if it has accepted, false if it is failed over; else the SDK's error."""
+    def _to_primary(self, message: Any, timeout: float, tried: Any) -> _Primary:
+        """Send to the primary, or raise the SDK's error. `tried` is a send on an open lane that has failed already."""
         entity, lanes = self._entity, self._entity.lanes
         deadline = (tried[2] if tried is not None else time.monotonic()) + timeout
         failures = 0
         replaced = waited = False
         while entity.health.goes_to_primary:
             if tried is not None:
-                (lane, error, _), tried, was_open = tried, None, True
+                (lane, error, began), tried, was_open = tried, None, True
             else:
                 lane = lanes.take()
-                was_open = lane.opened
+                was_open, began = lane.opened, time.monotonic()
                 try:
                     lane.send(message, max(deadline - time.monotonic(), 0.001))
                 except Exception as failure:
@@ -180,13 +196,13 @@ class PairedSender:
                     raise
                 else:
                     lanes.give(lane)
-                    return True
+                    return _Primary.ACCEPTED
             meaning = means(error)
             if meaning is Meaning.CONFIGURATION and not may_be_stale(error):
-                lanes.give(lane) if lane.opened else lanes.drop(lane)
+                lanes.put_back(lane)
                 raise error
             if meaning is Meaning.BUSY:
-                lanes.give(lane) if lane.opened else lanes.drop(lane)
+                lanes.put_back(lane)
                 wait = self._options.seconds("server_busy_wait")
                 if waited or time.monotonic() + wait >= deadline or self._pairing.closing.wait(wait):
                     raise error
@@ -208,11 +224,16 @@ class PairedSender:
             failures += 1
             pause = _BACKOFF_SECONDS * 2**failures
             last = failures > _RETRIES or time.monotonic() + pause >= deadline
-            if (last or _is_unheard(error)) and not entity.failed(error).goes_to_primary:
-                return False
+            if last or _is_unheard(error):
+                if not entity.failed(error, began).goes_to_primary:
+                    return _Primary.AWAY
+                if last and not self._options.seconds("failover_interval"):
+                    return _Primary.LATE  # any other failure would have failed it over
             if last or self._pairing.closing.wait(pause):
                 raise error
-        return False
+        if tried is not None:
+            lanes.drop(tried[0])  # like all that were idle when another thread failed the entity over
+        return _Primary.AWAY
 
     def _prove(self, message: Any, error: Exception) -> None:
         """A failure counts only if the message can be encoded: the SDK reports what it cannot encode like an outage."""
@@ -231,7 +252,7 @@ class PairedSender:
             raise ValueError(
                 f"Max message size: {max_size_in_bytes} is too large, acceptable max batch size is: {limit} bytes."
             )
-        return empty_batch(max_size_in_bytes or limit)
+        return empty_batch(max_size_in_bytes or limit, self._destination)
 
     def _ask_limit(self) -> int:
         self._open()
@@ -240,7 +261,8 @@ class PairedSender:
     def can_park(self, message: Any) -> Parkable:
         """Whether a single message could be parked, should the primary fail; tells sizes and, if not, why."""
         self._check()
-        return examine(self._entity.path, message, self._pairing.namespace_of(self._entity), self._backlog.limit)
+        namespace = self._pairing.namespace_of(self._entity)
+        return examine(self._entity.path, message, namespace, self._backlog.limit, self._destination)
 
     # --- what a paired sender never had --------------------------------------------------------------------
 
@@ -275,7 +297,7 @@ class PairedSender:
         entity = self._entity
         if not entity.health.goes_to_primary:
             return
-        lane = entity.lanes.take()
+        lane, began = entity.lanes.take(), time.monotonic()
         try:
             lane.open(self._options.seconds("send_timeout"))
         except Exception as error:
@@ -284,7 +306,7 @@ class PairedSender:
             if meaning is Meaning.CONFIGURATION:
                 raise
             if meaning is Meaning.OUTAGE and _is_unheard(error):
-                entity.failed(error)  # what the service has answered counts after retries: the first send does them
+                entity.failed(error, began)  # what the service has answered counts after retries: by the first send
         else:
             entity.lanes.give(lane)
 
