@@ -120,13 +120,14 @@ class Syphon:
         self._second_hand = ThreadPoolExecutor(1, "pairbus-ledger")
         self.query: StreamingQuery | None = None
         # What is not as it must be is found now, before any message has moved. Each waits for processes to start.
-        with ThreadPoolExecutor(2, "pairbus-start") as others:
+        with ThreadPoolExecutor(3, "pairbus-start") as others:
             tables, backlog = others.submit(self.ledger.create), others.submit(self._load)
-            self._try_executors()
+            tried = others.submit(self._try_executors)
         try:
             tables.result()
         except Exception as error:
             raise OptionError(f"[ledger] path cannot be used: {self._places.ledger}: {cause_of(error)}") from error
+        tried.result()
         self._backlog = backlog.result()
 
     def _try_executors(self) -> None:
