@@ -1,24 +1,23 @@
-"""In which order the files are taken: the longest first, so that at the end nobody waits for one of them."""
+"""What no test may leave behind for another."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import logging
+from collections.abc import Iterator
 
 import pytest
 
-_HERE = Path(__file__).parent
-#: They start Spark, or whole stories, and take minutes; the others take seconds.
-_LONG = (
-    "spark/test_job.py",
-    "spark/test_ledger.py",
-    "test_demo.py",
-    "spark/test_drain_job.py",
-    "spark/test_notebook.py",
-    "spark/test_testing_guide.py",
-    "sending/test_outages.py",
-)
+#: Whose levels our commands set when they run in a process of their own.
+_TALKATIVE = ("azure", "py4j", "pairbus")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    ranks = {_HERE / name: rank for rank, name in enumerate(_LONG)}
-    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+@pytest.fixture(autouse=True)
+def levels_of_logging() -> Iterator[None]:
+    """A command that a test runs in this process quietens others' loggers: the next test may want to hear them."""
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+    for handler in [each for each in logging.root.handlers if type(each) is logging.StreamHandler]:
+        logging.root.removeHandler(handler)  # basicConfig's; pytest's own are of other kinds
