@@ -110,8 +110,7 @@ class Consumers:
 
     def _take(self, place: Place) -> None:
         found = self.arrived.setdefault(str(place), [])
-        with _client(self._bus) as client, place.open(client) as receiver:
-            _show_bytes(receiver)
+        with _client(self._bus) as client, _showing_bytes(place.open(client)) as receiver:
             while not self._stop.is_set() and (messages := receiver.receive_messages(_AT_ONCE, max_wait_time=1)):
                 found += [Arrived(str(m.message_id), m.enqueued_time_utc, digest(m.wire)) for m in messages]
 
@@ -123,16 +122,25 @@ class Consumers:
                 taken += len(receiver.receive_messages(count - taken, max_wait_time=5))
 
 
-def _show_bytes(receiver: Any) -> None:
-    """Let a receiver keep the bytes of each message in its attribute `wire`: the SDK decodes and drops them."""
-    build = receiver._build_received_message
+def _showing_bytes(receiver: Any) -> Any:
+    """Let a receiver keep the bytes of each message in its attribute `wire`: the SDK decodes and drops them.
+
+    Every five seconds a thread of the SDK reads from the connection beside the one that receives. When both do so at
+    once a message may be told with the frame of the one after it, so here that thread is not started.
+    """
+    build, create = receiver._build_received_message, receiver._create_handler
+
+    def alone(auth: Any) -> None:
+        create(auth)
+        receiver._handler._keep_alive_interval = 0
 
     def keeping(received: Any) -> Any:
         message = build(received)
         message.wire = bytes(received[0][11])  # the transfer's payload
         return message
 
-    receiver._build_received_message = keeping
+    receiver._build_received_message, receiver._create_handler = keeping, alone
+    return receiver
 
 
 def in_backlog(secondary: LocalBus, paths: Iterable[str], watch: Callable[[int], None]) -> list[Parked]:
