@@ -201,7 +201,7 @@ class Peer:
             return False
         return True
 
-    def frames(self, seconds: float = 5.0) -> Iterator[tuple[int, int, list[Any], bytes]]:
+    def frames(self, seconds: float = 30.0) -> Iterator[tuple[int, int, list[Any], bytes]]:
         """The server's AMQP performatives as they come; ends with the connection."""
         deadline = time.monotonic() + seconds
         while True:
@@ -225,14 +225,14 @@ class Peer:
                 return
             self._seen += data
 
-    def expect(self, code: int, seconds: float = 5.0) -> tuple[int, int, list[Any], bytes]:
+    def expect(self, code: int, seconds: float = 30.0) -> tuple[int, int, list[Any], bytes]:
         """The next performative of a kind."""
         for found in self.frames(seconds):
             if found[0] == code:
                 return found
         raise AssertionError(f"the connection ended without a 0x{code:02x}")
 
-    def last_error(self, seconds: float = 5.0) -> str | None:
+    def last_error(self, seconds: float = 30.0) -> str | None:
         """The condition of the close (or end, or detach) with which the server ended; None if it just hung up."""
         condition: str | None = None
         for code, _, fields, _ in self.frames(seconds):

@@ -90,7 +90,7 @@ def drain(receiver: Any, wait: float = 1.0, at_most: int = 1000) -> list[Any]:
     return found
 
 
-def wait_until(what: Callable[[], Any], seconds: float = 10.0, why: str = "") -> Any:
+def wait_until(what: Callable[[], Any], seconds: float = 60.0, why: str = "") -> Any:
     """Poll until something is true; its value."""
     deadline = time.monotonic() + seconds
     while not (found := what()):

@@ -20,7 +20,7 @@ from proton import Collector, Connection, Data, Delivery, Endpoint, Link, Messag
 from pairbus.domain.values import skip
 from pairbus.localbus import LocalBus, engine
 
-_WAIT = 15.0
+_WAIT = 60.0
 _FRAME = struct.Struct(">IBBH")
 _TRANSFER = b"\x00\x53\x14\xc0"
 

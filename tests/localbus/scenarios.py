@@ -23,7 +23,7 @@ Scenario = Callable[..., Awaitable[None]]
 #: A scenario, the kind of its client, and the case if it has cases.
 Wanted = tuple[Any, ...]
 AT_ONCE = 24
-_LIMIT_SECONDS = 90.0
+_LIMIT_SECONDS = 240.0
 BOTH = ("sync", "async")
 
 

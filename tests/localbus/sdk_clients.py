@@ -181,7 +181,7 @@ class Place:
     # --- waiting -----------------------------------------------------------------------------------------
 
     async def wait_until(
-        self, condition: Callable[[], Awaitable[Any]], what: str = "the condition", seconds: float = 20.0
+        self, condition: Callable[[], Awaitable[Any]], what: str = "the condition", seconds: float = 60.0
     ) -> Any:
         """Poll until the condition's value is true; when it never is, say what the broker holds."""
         deadline = time.monotonic() + seconds
@@ -211,7 +211,7 @@ class Place:
 
         await self.wait_until(as_wanted, f"{queue} with {expected or 'nothing in it'}")
 
-    async def take(self, receiver: Face, count: int, seconds: float = 20.0) -> list[Any]:
+    async def take(self, receiver: Face, count: int, seconds: float = 60.0) -> list[Any]:
         """That many messages; fewer is a failure, said with the broker's counts."""
         taken: list[Any] = []
         deadline = time.monotonic() + seconds
@@ -220,10 +220,10 @@ class Place:
             if left <= 0:
                 bodies = [str(message) for message in taken]
                 raise AssertionError(f"{len(taken)} of {count} came ({bodies}); {await self.describe()}")
-            taken += await receiver.receive_messages(count - len(taken), max_wait_time=min(left, 5.0))
+            taken += await receiver.receive_messages(count - len(taken), max_wait_time=left)
         return taken
 
-    async def take_one(self, receiver: Face, seconds: float = 20.0) -> Any:
+    async def take_one(self, receiver: Face, seconds: float = 60.0) -> Any:
         return (await self.take(receiver, 1, seconds))[0]
 
 

@@ -270,7 +270,7 @@ def test_the_management_rest_refuses_what_is_not_signed(bus: Command) -> None:
         sas_token("https://example.com/", ROOT, "cm9vdA==", time.time() + 60),
         sas_token(f"https://{bus.host}:{bus.port}/other", ROOT, "cm9vdA==", time.time() + 60),
     ):
-        connection = http.client.HTTPSConnection(bus.host, bus.port, context=context, timeout=5)
+        connection = http.client.HTTPSConnection(bus.host, bus.port, context=context, timeout=30)
         try:
             connection.request("GET", "/orders", headers={} if header is None else {"Authorization": header})
             assert connection.getresponse().status == 401, header
@@ -339,7 +339,7 @@ def test_named_keys_and_ready_made_tokens_are_credentials_too(bus: Command) -> N
         ServiceBusClient(host, AzureSasCredential(soon), **over_tls(bus)) as client,
         client.get_queue_receiver("signed") as receiver,
     ):
-        assert bodies(receiver.receive_messages(1, max_wait_time=2)) == ["hello"]
+        assert bodies(receiver.receive_messages(1, max_wait_time=60)) == ["hello"]
     with (
         ServiceBusClient(host, AzureSasCredential(past), **over_tls(bus)) as client,
         pytest.raises(ServiceBusError) as refused,
@@ -403,7 +403,7 @@ async def test_async_clients_speak_tls_too(bus: Command) -> None:
         async with client.get_queue_sender("other") as sender:
             await sender.send_messages(ServiceBusMessage("over TLS"))
         async with client.get_queue_receiver("other") as receiver:
-            found = await receiver.receive_messages(1, max_wait_time=2)
+            found = await receiver.receive_messages(1, max_wait_time=60)
             await receiver.complete_message(found[0])
             assert bodies(found) == ["over TLS"]
 

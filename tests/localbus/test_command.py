@@ -138,7 +138,7 @@ def test_signals_stop_it_cleanly(number: signal.Signals, tmp_path: Path) -> None
             sender.send_messages(ServiceBusMessage("hello"))
             begun = time.monotonic()
             assert started.stop(number) == (0, "", "")
-            assert time.monotonic() - begun < 3
+            assert time.monotonic() - begun < 20
             sender.close()
     assert not ready_file.exists()
     assert not list(temporary.iterdir())

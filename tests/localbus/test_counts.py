@@ -18,11 +18,11 @@ def test_every_count_is_true(bus: LocalBus, admin_client: ServiceBusAdministrati
             sender.send_messages([ServiceBusMessage(b"x" * 1000) for _ in range(5)])
             sender.schedule_messages(ServiceBusMessage("later"), datetime.now(timezone.utc) + timedelta(hours=1))
         with client.get_queue_receiver("counted") as receiver:
-            first, second, third = receiver.receive_messages(3, max_wait_time=5)
+            first, second, third = receiver.receive_messages(3, max_wait_time=60)
             receiver.complete_message(first)
             receiver.defer_message(second)
             receiver.dead_letter_message(third)
-            receiver.receive_messages(1, max_wait_time=5)
+            receiver.receive_messages(1, max_wait_time=60)
             found = admin_client.get_queue_runtime_properties("counted")
     counts = (found.active_message_count, found.dead_letter_message_count, found.scheduled_message_count)
     assert counts == (3, 1, 1)
@@ -56,7 +56,7 @@ def test_a_subscription_counts_its_own(bus: LocalBus, admin_client: ServiceBusAd
             sender.send_messages([ServiceBusMessage("a"), ServiceBusMessage("b")])
             sender.schedule_messages(ServiceBusMessage("later"), datetime.now(timezone.utc) + timedelta(hours=1))
         with client.get_subscription_receiver("news", "one") as receiver:
-            for message in receiver.receive_messages(2, max_wait_time=5):
+            for message in receiver.receive_messages(2, max_wait_time=60):
                 receiver.complete_message(message)
     assert admin_client.get_subscription_runtime_properties("news", "one").active_message_count == 0
     assert admin_client.get_subscription_runtime_properties("news", "two").active_message_count == 2

@@ -178,7 +178,7 @@ async def test_a_session_is_free_as_soon_as_its_link_is_gone(at: Place) -> None:
         queue = await at.queue(requires_session=True, lock_duration=timedelta(minutes=5))
         await at.send(queue, *(ServiceBusMessage(text, session_id="s") for text in ("1", "2")))
         await take_and_leave(at, queue, 2, leave, filters=session_filter("s"))
-        receiver = at.receiver(queue, session_id=NEXT_AVAILABLE_SESSION, max_wait_time=10)
+        receiver = at.receiver(queue, session_id=NEXT_AVAILABLE_SESSION, max_wait_time=60)
         got = await at.take(receiver, 2)
         assert [(str(m), m.delivery_count) for m in got] == [("1", 0), ("2", 0)]
 

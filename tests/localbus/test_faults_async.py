@@ -480,7 +480,7 @@ async def test_many_sends_share_their_latency(at: Place) -> None:
     async with during(at, "latency", 1, queue):
         begun = time.monotonic()
         await asyncio.gather(*(sender.send_messages(ServiceBusMessage("x")) for sender in senders))
-        assert 2 <= time.monotonic() - begun < 10
+        assert 2 <= time.monotonic() - begun < 18
     deleting = at.receiver(queue, receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE)
     assert sorted(bodies(await at.take(deleting, 20))) == ["opens"] * 10 + ["x"] * 10
 

@@ -63,7 +63,7 @@ class Witness:
         self._number += 1
         text = f"still here {self._number}"
         self._sender.send_messages(ServiceBusMessage(text), timeout=10)
-        got = self._receiver.receive_messages(1, max_wait_time=10)
+        got = self._receiver.receive_messages(1, max_wait_time=60)
         assert [str(each) for each in got] == [text]
         self._receiver.complete_message(got[0])
 
@@ -426,7 +426,7 @@ def test_huge_maps(bus: LocalBus, witness: Witness) -> None:
             peer.send(amqp.transfer(2, 1 if at == 0 else None, raw[at : at + 60_000], more=not last))
         peer.expect(amqp.DETACH)
     witness.is_served()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 25
 
 
 # --- too much of it -----------------------------------------------------------------------------------------------

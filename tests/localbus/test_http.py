@@ -41,7 +41,7 @@ class Wire:
     """A raw socket that collects what comes back."""
 
     def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=5)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
         self.seen = b""
 
     def __enter__(self) -> Wire:
@@ -175,7 +175,7 @@ def test_dripping_bytes_does_not_buy_time(port: int) -> None:
                 continue
             except OSError:
                 break
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 8
 
 
 def test_a_silent_connection_is_closed(port: int) -> None:

@@ -74,7 +74,7 @@ async def test_a_thousand_connections_at_once() -> None:
                     for number in range(50):
                         sender.send_messages(ServiceBusMessage(str(number)))
                 with client.get_queue_receiver("orders") as receiver:
-                    found = receiver.receive_messages(1, max_wait_time=5)
+                    found = receiver.receive_messages(1, max_wait_time=60)
                     assert bodies(found) == ["0"]
                     receiver.complete_message(found[0])
 

@@ -171,7 +171,7 @@ async def test_a_queue_that_is_deleted_under_its_links(at: Place) -> None:
     with pytest.raises(ServiceBusError):
         await at.send(queue, "y")
     with pytest.raises(MessagingEntityNotFoundError):
-        await receiver.receive_messages(1, max_wait_time=5)
+        await receiver.receive_messages(1, max_wait_time=60)
 
 
 # --- settling ------------------------------------------------------------------------------------------------

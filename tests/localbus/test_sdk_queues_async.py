@@ -156,7 +156,7 @@ async def test_the_client_as_its_documentation_shows_it(at: Place) -> None:
             batch = await sender.create_message_batch()
             batch.add_message(ServiceBusMessage("hello"))
             await sender.send_messages(batch)
-        async with client.get_queue_receiver(queue, max_wait_time=5) as receiver:
+        async with client.get_queue_receiver(queue, max_wait_time=60) as receiver:
             async for message in receiver:
                 assert str(message) == "hello"
                 await receiver.complete_message(message)

@@ -99,7 +99,7 @@ async def test_who_waits_gets_the_session_that_comes(at: Place) -> None:
     began = time.monotonic()
     await at.send(queue, *of("new", "x"))
     assert await waiting == "new"
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25
 
 
 @scenario()

@@ -402,7 +402,7 @@ def test_a_kill_loses_nothing_that_was_acknowledged(bus: LocalBus) -> None:
 def _take(receiver: Any, number: int) -> list[Any]:
     found: list[Any] = []
     while len(found) < number:
-        got = receiver.receive_messages(number - len(found), max_wait_time=3)
+        got = receiver.receive_messages(number - len(found), max_wait_time=60)
         assert got, f"only {bodies(found)} of {number} came"
         found += got
     return found

@@ -78,7 +78,7 @@ def test_event_hubs_speak_it(bus: LocalBus) -> None:
 
 def dial(bus: LocalBus, path: str = "$servicebus/websocket", *subprotocols: str) -> WebSocket:
     return create_connection(
-        f"ws://{bus.host}:{bus.port}/{path}", subprotocols=list(subprotocols) or ["AMQPWSB10"], timeout=5
+        f"ws://{bus.host}:{bus.port}/{path}", subprotocols=list(subprotocols) or ["AMQPWSB10"], timeout=30
     )
 
 
@@ -117,7 +117,7 @@ def test_a_handshake_that_is_wrong(bus: LocalBus) -> None:
         assert refused.value.status_code == status
     asked = b" /$servicebus/websocket HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
     for method, status, said in ((b"GET", b"400", b"Sec-WebSocket-Version"), (b"POST", b"401", b"")):
-        with socket.create_connection((bus.host, bus.port), timeout=5) as plain:
+        with socket.create_connection((bus.host, bus.port), timeout=30) as plain:
             plain.sendall(method + asked)
             answer = plain.recv(4096)
         assert answer.startswith(b"HTTP/1.1 " + status)

@@ -87,7 +87,7 @@ def received(pair: Pair, ledger: Ledger) -> list[Any]:
         with client.get_queue_receiver(queue, receive_mode="receiveanddelete") as receiver:
             found: list[Any] = []
             while len(found) < 2:
-                found += receiver.receive_messages(2, max_wait_time=5)
+                found += receiver.receive_messages(2, max_wait_time=60)
     return found
 
 

@@ -56,7 +56,7 @@ from pairbus.localbus import LocalBus
 from pairbus.sending import eventhub_sdk
 from pairbus.sending.sdk import keep_refusals
 from tests.localbus.raw_client import RawClient, sas_token
-from tests.sending.conftest import IMPATIENT, Pair, pairbus_threads, wait_until
+from tests.sending.conftest import IMPATIENT, SLACK, Pair, pairbus_threads, wait_until
 from tests.sending.ledger import peek
 
 _COUNT = 60
@@ -610,12 +610,15 @@ def test_an_outage_parks(hubs: Hubs, outage: str, opened: bool) -> None:
         OUTAGES[outage](hubs, hub)
         began = time.monotonic()
         producer.send_event(event("parked"), partition_key="k")
-        assert time.monotonic() - began < 2 * 1 + 1
+        assert time.monotonic() - began < 2 * 1 + SLACK
         assert hubs.state(bus, hub) == "failed over"
-        began = time.monotonic()
-        producer.send_batch([event("parked too")])
-        assert time.monotonic() - began < 1
-    assert sorted(hubs.pair.parked_bodies()) == ["parked", "parked too"]
+        lasted = []
+        for _ in range(5):  # the quickest of some: whoever asked the primary first would need a second every time
+            began = time.monotonic()
+            producer.send_batch([event("parked too")])
+            lasted.append(time.monotonic() - began)
+        assert min(lasted) < 0.9
+    assert sorted(hubs.pair.parked_bodies()) == ["parked", *["parked too"] * 5]
     hubs.heal()
     expected = ["before"] if opened else []
     assert set(hubs.bodies(hub)) - {"parked"} == set(expected)
@@ -944,7 +947,7 @@ def test_closing(hubs: Hubs) -> None:
     again.send_event(event("parked"), partition_id="0", timeout=1)
     began = time.monotonic()
     bus.close()
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < 5 + SLACK
     hubs.bus.resume()
     with pytest.raises(PairedNamespaceClosedError):
         again.send_event(event("3"))

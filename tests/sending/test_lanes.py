@@ -18,7 +18,7 @@ from pairbus import PairedNamespace, PairedSender
 from pairbus.localbus import LocalBus
 from pairbus.sending import lanes as lanes_module
 from pairbus.sending.lanes import Lane, Lanes
-from tests.sending.conftest import Pair, pairbus_threads, wait_until
+from tests.sending.conftest import SLACK, Pair, pairbus_threads, wait_until
 
 #: The SDK cannot encode it, and closes the link when it finds out.
 UNENCODABLE = {"number": 2**80}
@@ -113,7 +113,7 @@ def test_a_send_is_bounded_after_a_message_that_could_not_be_encoded(
     begun = time.monotonic()
     try:
         sender.send_messages(ServiceBusMessage("parked"))
-        assert time.monotonic() - begun < 2 * 2 + 3
+        assert time.monotonic() - begun < 2 * 2 + SLACK
     finally:
         released.set()
     assert pair.parked_bodies() == ["parked"]
@@ -200,7 +200,7 @@ def test_tending_a_connection_that_hangs_holds_up_nobody(pair: Pair, monkeypatch
         begun = time.monotonic()
         with pytest.raises(OperationTimeoutError):
             sender.send_messages(ServiceBusMessage("unanswered"))
-        assert time.monotonic() - begun < 2 + 3
+        assert time.monotonic() - begun < 2 + SLACK
         assert pairbus_threads().count("pairbus-tend") == 1
     finally:
         released.set()

@@ -130,7 +130,7 @@ def state(sender: PairedSender) -> str:
     return str(sender._pairing.status().entities[sender.entity_name].state)
 
 
-def await_state(sender: PairedSender, wanted: str, seconds: float = 10.0) -> None:
+def await_state(sender: PairedSender, wanted: str, seconds: float = 60.0) -> None:
     wait_until(lambda: state(sender) == wanted, seconds, lambda: sender._pairing.status().entities)
 
 

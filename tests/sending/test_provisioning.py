@@ -20,7 +20,7 @@ from pairbus import Namespace, PairingError, ProvisioningError
 from pairbus.domain.backlog import queue_path
 from pairbus.sending import pairing as pairing_module
 from tests.localbus.process_fixtures import Command, key_of, with_key
-from tests.sending.conftest import Pair, pairbus_threads, wait_until
+from tests.sending.conftest import SLACK, Pair, pairbus_threads, wait_until
 
 FOREVER = timedelta(days=10675199)
 MANAGE = "RootManageSharedAccessKey"
@@ -328,7 +328,7 @@ def test_a_secondary_that_is_down_is_asked_for_two_queues_not_for_ten(pair: Pair
     asked = [queue_path(pair.name, index) for index in (0, 1)]
     assert [about for _, about in calls.seen] == [asked[0]] * 3 + [asked[1]] * 3
     assert len(raised.value.reasons) == 10
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SLACK
 
 
 def test_a_secondary_that_does_not_answer_is_given_up(
@@ -341,7 +341,7 @@ def test_a_secondary_that_does_not_answer_is_given_up(
     with pytest.raises(ProvisioningError, match="timed out"):
         pair.pairing(backlog_queue_count=100)
     assert len(calls.seen) == 3
-    assert time.monotonic() - began < 3 * 0.3 + 1.5 + 2
+    assert time.monotonic() - began < 3 * 0.3 + 1.5 + SLACK
 
 
 def test_a_secondary_that_stops_to_answer_is_not_waited_for_queue_by_queue(
@@ -360,7 +360,7 @@ def test_a_secondary_that_stops_to_answer_is_not_waited_for_queue_by_queue(
     calls.before = before
     began = time.monotonic()
     bus = pair.pairing(backlog_queue_count=100)
-    assert time.monotonic() - began < 3 * 0.5 + 1.5 + 0.5 + 2
+    assert time.monotonic() - began < 3 * 0.5 + 1.5 + 0.5 + SLACK
     assert bus.backlog_queue_count == 1
     assert len(bus.status().missing) == 99
     assert len(calls.seen) < 60, "most were not asked for at all"

@@ -31,7 +31,7 @@ from pairbus.sending import sdk
 from pairbus.sending.classification import Meaning, condition_of, means, status_of
 from tests.domain.amqp_messages import CORPUS
 from tests.localbus.process_fixtures import key_of, sas_token, with_key
-from tests.sending.conftest import Pair, wait_until
+from tests.sending.conftest import SLACK, Pair, wait_until
 
 EMULATOR = ";UseDevelopmentEmulator=true"
 WHEN = datetime(2031, 5, 6, 7, 8, 9, tzinfo=timezone.utc)
@@ -221,7 +221,7 @@ def test_a_raw_sender_sends_and_fails_as_the_sdks_own(pair: Pair) -> None:
         begun = time.monotonic()
         with pytest.raises(OperationTimeoutError):
             sender.send_messages(sdk.raw_batch(given), timeout=1)
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 1 + SLACK
     assert not sdk.is_running(sender)
 
 
@@ -261,7 +261,7 @@ def received(pair: Pair) -> Any:
         with client.get_queue_sender(queue) as sender:
             sender.send_messages(ServiceBusMessage(b"r", application_properties={"text": "x"}, message_id="m"))
         with client.get_queue_receiver(queue, receive_mode="receiveanddelete") as receiver:
-            return receiver.receive_messages(1, max_wait_time=5)[0]
+            return receiver.receive_messages(1, max_wait_time=60)[0]
 
 
 def test_sending_changes_nothing_of_the_callers(pair: Pair) -> None:

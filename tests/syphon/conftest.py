@@ -130,7 +130,7 @@ class Backlog:
                 self.path(index), sub_queue="deadletter", receive_mode="receiveanddelete"
             ) as receiver,
         ):
-            while len(found) < count and (some := receiver.receive_messages(count - len(found), max_wait_time=5)):
+            while len(found) < count and (some := receiver.receive_messages(count - len(found), max_wait_time=60)):
                 found += some
         assert len(found) == count
         return found

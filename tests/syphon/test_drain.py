@@ -329,7 +329,7 @@ def test_a_black_hole_ends_within_its_time(pair: Pair, backlog: Backlog) -> None
     backlog.park(queue, *numbered(3))
     pair.primary.faults.black_hole(queue)
     summary = backlog.drain(answer_timeout=1.0)
-    assert summary.seconds < 15
+    assert summary.seconds < 30
     assert (summary.delivered, summary.held, summary.in_doubt) == (0, 3, 0)
     assert "the link was not answered within 1 s" in summary.held_for[0].reason
     assert backlog.journal.rows == []
@@ -342,7 +342,7 @@ def test_what_is_not_answered_is_in_doubt(pair: Pair, backlog: Backlog) -> None:
     backlog.park(queue, *numbered(3))
     pair.primary.faults.lost_accept(queue)
     summary = backlog.drain(answer_timeout=1.0)
-    assert summary.seconds < 15
+    assert summary.seconds < 30
     assert (summary.delivered, summary.held, summary.in_doubt) == (0, 3, 3)
     assert {row["message_id"] for row in backlog.journal.rows} == {"m0", "m1", "m2"}
     for row in backlog.journal.rows:
