@@ -14,11 +14,13 @@ no process is left behind. Run with `make cluster-test`; needs Linux, for /proc 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from pyspark.sql import SparkSession
 
 from tests.cluster.homecoming import EXECUTORS, WINDOW, Homecoming
-from tests.cluster.processes import kill, loaded_from
+from tests.cluster.processes import Process, kill, loaded_from
 from tests.sending.conftest import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -39,23 +41,21 @@ def test_a_good_day(homecoming: Homecoming, spark: SparkSession) -> None:
     homecoming.assert_no_secret()
 
 
-def test_an_executor_is_killed(homecoming: Homecoming, spark: SparkSession) -> None:
-    """Its task is run again on another, and a new executor comes."""
+VICTIMS: dict[str, Callable[[Homecoming], list[Process]]] = {
+    # Its task is run again on another, and a new executor comes.
+    "executor": lambda homecoming: homecoming.cluster.executors()[:1],
+    # The process that holds the locks: its task is run again.
+    "Python worker": lambda homecoming: homecoming.draining()[:1],
+}
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_part_of_the_job_is_killed(homecoming: Homecoming, spark: SparkSession, victim: str) -> None:
+    """Spark runs the task again, and nothing is lost."""
     homecoming.slow_down()
     homecoming.submit()
     homecoming.wait_for_the_middle()
-    kill(homecoming.cluster.executors()[:1])
-    homecoming.hurry()
-    homecoming.finish()
-    homecoming.check(spark, most_repeats=WINDOW)
-
-
-def test_a_python_worker_is_killed(homecoming: Homecoming, spark: SparkSession) -> None:
-    """The process that holds the locks: its task is run again."""
-    homecoming.slow_down()
-    homecoming.submit()
-    homecoming.wait_for_the_middle()
-    kill(homecoming.draining()[:1])
+    kill(VICTIMS[victim](homecoming))
     homecoming.hurry()
     homecoming.finish()
     homecoming.check(spark, most_repeats=WINDOW)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import OperationTimeoutError
 from proton import int32
 
 from pairbus import PairedNamespaceClosedError, PairedSender
@@ -126,6 +127,12 @@ class Ledger:
         """A send that must return."""
         error = self.send(sender, message, **options)
         assert error is None, repr(error)
+
+    def fail_over(self, sender: PairedSender) -> None:
+        """The primary entity is failed over from now on, and one message is parked."""
+        sender._entity.failed(OperationTimeoutError(message="a failure that counts"), time.monotonic())
+        self.must_send(sender, self.message())
+        assert sender._entity.health.state.value == "failed over"
 
     @contextmanager
     def answers_lost(self) -> Iterator[None]:

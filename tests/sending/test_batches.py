@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpMessageProperties
-from azure.servicebus.exceptions import MessageSizeExceededError, OperationTimeoutError
+from azure.servicebus.exceptions import MessageSizeExceededError
 
 from pairbus import BacklogUnavailableError, NotParkableError, NotSupportedError, PairedSender
 from pairbus.domain import envelope
@@ -30,13 +30,6 @@ QUICK: dict[str, Any] = {"send_timeout": 5.0}
 @pytest.fixture
 def ledger(pair: Pair) -> Ledger:
     return Ledger(pair)
-
-
-def fail_over(pair: Pair, ledger: Ledger, sender: PairedSender) -> None:
-    """The primary entity is failed over from now on, and one message is parked."""
-    sender._entity.failed(OperationTimeoutError(message="a failure that counts"), time.monotonic())
-    ledger.must_send(sender, ledger.message())
-    assert sender._entity.health.state.value == "failed over"
 
 
 def rich(ledger: Ledger, **settings: Any) -> ServiceBusMessage:
@@ -133,7 +126,7 @@ def test_every_form_arrives_unchanged_directly_and_parked(pair: Pair, ledger: Le
             ledger.must_send(sender, make(pair, ledger, sender))
         assert bus.status().entities[queue].parked == 0
         direct = set(ledger.entries)
-        fail_over(pair, ledger, sender)
+        ledger.fail_over(sender)
         for make in FORMS.values():
             ledger.must_send(sender, make(pair, ledger, sender))
     found = ledger.check(but=0)
@@ -146,7 +139,7 @@ def test_the_callers_objects_stay_as_they_were(pair: Pair, ledger: Ledger, down:
     queue = pair.queue()
     sender = pair.sender(queue, **QUICK)
     if down:
-        fail_over(pair, ledger, sender)
+        ledger.fail_over(sender)
     for name, make in FORMS.items():
         if name in ("batch", "mixed batch", "generator", "received list"):
             continue
@@ -182,7 +175,7 @@ def _body(raw: AmqpAnnotatedMessage) -> list[Any]:
 def test_ids_sessions_and_times_survive_the_backlog(pair: Pair, ledger: Ledger) -> None:
     """A given id is kept, a missing one is made, and what would act on the backlog is cleared there and restored."""
     sender = pair.sender(pair.queue(), **QUICK)
-    fail_over(pair, ledger, sender)
+    ledger.fail_over(sender)
     later = datetime.now(timezone.utc).replace(microsecond=0) + timedelta(hours=1)
     ledger.must_send(
         sender,
@@ -216,7 +209,7 @@ def test_a_large_batch_is_parked_in_parts_and_in_order(pair: Pair, ledger: Ledge
     for each in given:
         batch.add_message(each)
     assert batch.size_in_bytes > 3 * 256 * 1024
-    fail_over(pair, ledger, sender)
+    ledger.fail_over(sender)
     ledger.must_send(sender, batch)
     ledger.check(but=0)
     assert in_order(pair) == [f"m{index}" for index in [24, *range(24)]]
@@ -243,7 +236,7 @@ def test_a_backlog_for_large_messages_takes_no_larger_batches(pair: Pair, ledger
         admin.create_queue(queue_path(pair.name, 0), max_message_size_in_kilobytes=10 * 1024)
     queue = pair.queue(max_message_size_in_kilobytes=10 * 1024)
     sender = pair.sender(queue, backlog_queue_count=1, **QUICK)
-    fail_over(pair, ledger, sender)
+    ledger.fail_over(sender)
     ledger.must_send(sender, ledger.messages(5, b"x" * 400_000))
     ledger.must_send(sender, ledger.messages(5, b"x" * 400_000))
     large = ledger.message(b"x" * 3_000_000)
@@ -264,7 +257,7 @@ def test_a_message_that_a_queue_calls_too_large_is_refused(pair: Pair, ledger: L
     bus = pair.pairing(**QUICK)
     with bus.get_queue_sender(queue) as sender:
         pair.secondary.faults.size_limit(5000)
-        fail_over(pair, ledger, sender)
+        ledger.fail_over(sender)
         given = [ledger.message(), ledger.message(b"x" * 6000), ledger.message()]
         error = ledger.send(sender, given)
         assert isinstance(error, NotParkableError)
@@ -282,7 +275,7 @@ def test_a_batch_is_what_was_added_to_it(pair: Pair, ledger: Ledger) -> None:
     bus = pair.pairing(backlog_queue_count=1, **QUICK)
     with bus.get_queue_sender(queue) as sender:
         pair.secondary.faults.size_limit(3000)
-        fail_over(pair, ledger, sender)
+        ledger.fail_over(sender)
         batch = sender.create_message_batch()
         reused = ServiceBusMessage(b"x" * 800)
         for _ in range(8):
@@ -308,7 +301,7 @@ def test_one_member_too_large_refuses_the_whole_batch(pair: Pair, ledger: Ledger
     """A member that no backlog queue can hold is refused with all its figures, before anything of the batch is sent."""
     queue = pair.queue(max_message_size_in_kilobytes=1024)
     sender = pair.sender(queue, **QUICK)
-    fail_over(pair, ledger, sender)
+    ledger.fail_over(sender)
     given = [ledger.message(), ledger.message(b"x" * 262_000), ledger.message()]
     error = ledger.send(sender, given)
     assert isinstance(error, NotParkableError)
@@ -331,7 +324,7 @@ def test_a_message_that_uses_a_name_of_parking_is_refused_by_name(pair: Pair, le
     """Two values cannot live under one name: the error names it, and the primary takes such a message as ever."""
     sender = pair.sender(pair.queue(), **QUICK)
     ledger.must_send(sender, ledger.message(application_properties={name: "mine"}))
-    fail_over(pair, ledger, sender)
+    ledger.fail_over(sender)
     given = [ledger.message(), ledger.message(application_properties={name: "mine"})]
     can = sender.can_park(given[1])
     assert not can
@@ -351,7 +344,7 @@ def test_a_batch_that_is_taken_in_part_names_the_rest(pair: Pair, ledger: Ledger
     queue = pair.queue(max_message_size_in_kilobytes=1024)
     bus = pair.pairing(backlog_queue_count=count, **QUICK)
     with bus.get_queue_sender(queue) as sender:
-        fail_over(pair, ledger, sender)
+        ledger.fail_over(sender)
         given = ledger.messages(9, b"x" * 100_000)
         # Two of them fit one part.
         used = next(path for path, found in bus.status().queues.items() if found.parked)
@@ -383,7 +376,7 @@ def test_an_error_midway_names_only_what_was_not_parked(pair: Pair, ledger: Ledg
     queue = pair.queue(max_message_size_in_kilobytes=1024)
     bus = pair.pairing(backlog_queue_count=1, **QUICK)
     with bus.get_queue_sender(queue) as sender:
-        fail_over(pair, ledger, sender)
+        ledger.fail_over(sender)
         given = ledger.messages(6, b"x" * 100_000)
         send, parts = bus.backlog._send, []
 
@@ -440,7 +433,7 @@ def test_can_park_is_right_to_the_byte(pair: Pair, ledger: Ledger, settings: dic
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if can(middle) else (low, middle)
-    fail_over(pair, ledger, sender)
+    ledger.fail_over(sender)
     assert (can(low), can(low + 1)) == (True, False)
     ledger.must_send(sender, ServiceBusMessage(b"x" * low, **fixed))
     fixed["application_properties"] = {KEY: key[:-1] + "z"}
@@ -479,7 +472,7 @@ def test_a_batch_is_reckoned_as_the_sdk_does(pair: Pair, ledger: Ledger) -> None
         with pytest.raises(ValueError, match="too large"):
             sender.create_message_batch(10**9)
         limit = plain.create_message_batch().max_size_in_bytes
-    fail_over(pair, ledger, sender)
+    ledger.fail_over(sender)
     assert sender.create_message_batch().max_size_in_bytes == limit
     ledger.check(but=0)
 

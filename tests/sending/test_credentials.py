@@ -239,7 +239,7 @@ def test_nor_does_one_behind_a_chain_of_credentials(pair: Pair) -> None:
 
 def test_a_credential_that_does_not_answer_is_not_waited_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has its time while backlog queues are looked for, and little more."""
-    monkeypatch.setattr(credentials, "_PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(credentials, "_TOKEN_SECONDS", 1.0)
     silent = Refusing(unavailable())
     silent.held = threading.Event()
     begun = time.monotonic()
@@ -248,6 +248,70 @@ def test_a_credential_that_does_not_answer_is_not_waited_for(pair: Pair, monkeyp
         assert time.monotonic() - begun < 1 + SLACK
     finally:
         silent.held.set()
+
+
+def wrong_key(pair: Pair) -> Any:
+    return AzureNamedKeyCredential(DEFAULT_KEY_NAME, "c2VjcmV0IGtleSBvZiBhbm90aGVy")
+
+
+def unknown_key(pair: Pair) -> Any:
+    return AzureNamedKeyCredential("nobody", key_of(pair.primary.connection_string))
+
+
+def signed(pair: Pair, path: str = "", *, ends_in: float = 600, key: str | None = None) -> AzureSasCredential:
+    url = f"sb://127.0.0.1:{pair.primary.port}/{path}"
+    secret = key or key_of(pair.primary.connection_string)
+    return AzureSasCredential(sas_token(url, DEFAULT_KEY_NAME, secret, time.time() + ends_in))
+
+
+BAD: dict[str, Callable[[Pair], Any]] = {
+    "another's key": wrong_key,
+    "an unknown key": unknown_key,
+    "another's signature": lambda pair: signed(pair, key="c2VjcmV0"),
+    "an expired signature": lambda pair: signed(pair, ends_in=-60),
+    "no signature": lambda pair: AzureSasCredential(f"SharedAccessSignature sr=sb%3A%2F%2F127.0.0.1&skn=k&se={2**32}"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_key_or_signature_of_the_primary_is_told_when_the_pairing_is_opened(pair: Pair, bad: str) -> None:
+    """By the service itself, without anything secret, and nothing is left of the attempt."""
+    place = of(pair.primary, pair.name, BAD[bad](pair))
+    with pytest.raises(PairingError, match="credential of the primary") as raised:
+        pair.pairing(primary=place)
+    said = str(raised.value)
+    assert "401" in said
+    assert "whole namespace" in said
+    assert place.host in said
+    assert not any(secret in said for secret in ("c2VjcmV0", "sig=", "sr="))
+    wait_until(lambda: not pairbus_threads(), why=pairbus_threads)
+
+
+def test_a_key_that_may_do_little_opens_a_pairing(pair: Pair) -> None:
+    """A key that may not even send, and a signature for one entity: what they are good for is told by a send."""
+    with LocalBus(pair.name, key_name="little:Listen", key="bGl0dGxl") as primary:
+        pair.pairing(primary=of(primary, pair.name, AzureNamedKeyCredential("little", "bGl0dGxl")))
+        pair.close_pairings()
+    queue = pair.queue()
+    bus = pair.pairing(primary=of(pair.primary, pair.name, signed(pair, queue)))
+    bus.get_queue_sender(queue).send_messages(ServiceBusMessage("direct"))
+    assert pair.bodies(queue) == ["direct"]
+
+
+@pytest.mark.parametrize("way", ["killed", "frozen"])
+def test_a_primary_that_cannot_be_asked_keeps_no_application_from_starting(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Its key is not judged: the pairing opens in time, sends are parked, and no thread waits for ever."""
+    monkeypatch.setattr(credentials, "_ANSWER_SECONDS", 1.0)
+    queue = pair.queue()
+    pair.primary.kill() if way == "killed" else pair.primary.pause()
+    begun = time.monotonic()
+    bus = pair.pairing(primary=of(pair.primary, pair.name, wrong_key(pair)))
+    assert time.monotonic() - begun < 1 + SLACK
+    bus.get_queue_sender(queue).send_messages(ServiceBusMessage("parked"), timeout=1.5)
+    assert pair.parked_bodies() == ["parked"]
+    wait_until(lambda: not any("credential" in name for name in pairbus_threads()), why=pairbus_threads)
 
 
 def test_a_credential_that_is_refused_later_is_no_outage(pair: Pair) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from azure.servicebus.exceptions import ServiceBusError
 from pairbus import Namespace, PairedNamespace, PairedSender, PairingOptions
 from pairbus.localbus import LocalBus
 from pairbus.sending.lanes import Lane
-from tests.localbus.process_fixtures import with_key
+from tests.localbus.process_fixtures import sas_token
 from tests.sending.conftest import Pair, wait_until
 
 #: So little time that the SDK's own way of trying again (after 1.6, then 3.2 s) soon comes to its end.
@@ -89,8 +90,11 @@ def send_disabled(pair: Pair, queue: str) -> None:
     pair.update_queue(queue, status="SendDisabled")
 
 
-def wrong_key(pair: Pair) -> Namespace:
-    return pair.primary_namespace(with_key(pair.primary.connection_string, "RootManageSharedAccessKey", "d3Jvbmc="))
+def wrong_signature(pair: Pair) -> Namespace:
+    """Of one entity, so that no pairing can try it; a wrong key does not get as far as a send."""
+    host = f"127.0.0.1:{pair.primary.port}"
+    token = sas_token(f"sb://{host}/elsewhere", "RootManageSharedAccessKey", "d3Jvbmc=", time.time() + 600)
+    return pair.primary_namespace(f"Endpoint=sb://{host};SharedAccessSignature={token};UseDevelopmentEmulator=true")
 
 
 def large() -> ServiceBusMessage:
@@ -126,7 +130,7 @@ AUTHENTICATION, AUTHORIZATION = exceptions.ServiceBusAuthenticationError, except
 NOT_FOUND, DISABLED = exceptions.MessagingEntityNotFoundError, exceptions.MessagingEntityDisabledError
 TOO_LARGE, QUOTA = exceptions.MessageSizeExceededError, exceptions.ServiceBusQuotaExceededError
 CONFIGURATION = [
-    Row("wrong-key", nothing, AUTHENTICATION, False, link=False, primary=wrong_key),
+    Row("wrong-signature", nothing, AUTHENTICATION, False, link=False, primary=wrong_signature),
     Row("unauthorised", fault("reject", "amqp:unauthorized-access"), AUTHORIZATION, False),
     Row("unauthorised-link", fault("unavailable", condition="amqp:unauthorized-access"), AUTHORIZATION, False),
     Row("auth-failed", fault("reject", "com.microsoft:auth-failed"), AUTHORIZATION, False),

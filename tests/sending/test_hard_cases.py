@@ -27,7 +27,6 @@ from pairbus import (
 from pairbus.domain.backlog import queue_path
 from pairbus.sending import provisioning
 from pairbus.sending.lanes import Lane
-from tests.localbus.process_fixtures import with_key
 from tests.sending.conftest import SLACK, Pair, pairbus_threads, wait_until
 
 
@@ -611,11 +610,12 @@ def test_nothing_can_always_be_parked(pair: Pair) -> None:
     assert pair.pairing().get_queue_sender(pair.queue()).can_park([])
 
 
-def test_a_wrong_key_is_told_when_a_sender_is_opened(pair: Pair) -> None:
+def test_a_key_that_is_revoked_is_told_when_a_sender_is_opened(pair: Pair) -> None:
     """Before the first send, and whatever the failover interval is: a fault of the set-up is no outage."""
-    wrong = with_key(pair.primary.connection_string, "RootManageSharedAccessKey", "d3Jvbmc=")
-    bus = pair.pairing(primary=pair.primary_namespace(wrong))
+    primary = pair.primary_namespace()
+    bus = pair.pairing(primary=primary)
     queue = pair.queue()
+    primary.credential.update("RootManageSharedAccessKey", "d3Jvbmc=")
     sender = bus.get_queue_sender(queue)
     with pytest.raises(ServiceBusAuthenticationError), sender:
         raise AssertionError("not reached")

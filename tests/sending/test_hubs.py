@@ -17,11 +17,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
-from azure.core.settings import settings
 from azure.eventhub import EventData, EventDataBatch, EventHubProducerClient
 from azure.eventhub.amqp import AmqpAnnotatedMessage
 from azure.eventhub.exceptions import (
@@ -58,6 +57,7 @@ from pairbus.sending.sdk import keep_refusals
 from tests.localbus.raw_client import RawClient, sas_token
 from tests.sending.conftest import IMPATIENT, SLACK, Pair, pairbus_threads, wait_until
 from tests.sending.ledger import peek
+from tests.sending.spans import traced
 
 _COUNT = 60
 _PARTITIONS = 4
@@ -957,42 +957,14 @@ def test_closing(hubs: Hubs) -> None:
     assert set(hubs.bodies(hub)) - {"parked"} == {"1", "2"}
 
 
-class Span:
-    """What azure.core asks of a tracer's span, and no more."""
-
-    made: ClassVar[list[Span]] = []
-
-    def __init__(self, span: Any = None, name: str = "", links: Any = (), **options: Any) -> None:
-        self.name = name
-        self.links = list(links)
-        self.made.append(self)
-
-    def __enter__(self) -> Span:
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        pass
-
-    def to_header(self) -> dict[str, str]:
-        return {"traceparent": f"00-{len(self.made):032x}-1-01"}
-
-    def add_attribute(self, key: str, value: Any) -> None:
-        pass
-
-
-def test_a_tracer_sees_what_it_sees_of_the_sdk(hubs: Hubs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracer_sees_what_it_sees_of_the_sdk(hubs: Hubs) -> None:
     """A span for each event and for each send, linked; the events carry it, the caller's objects do not."""
-    monkeypatch.setattr(Span, "made", [])
     hub = hubs.hub()
     given = [event("a"), event("b")]
-    with hubs.pairing().get_event_hub_producer(hub) as producer:
-        settings.tracing_implementation = Span  # type: ignore[assignment]
-        try:
-            producer.send_event(given[0])
-            producer.send_batch(given)
-        finally:
-            settings.tracing_implementation.unset_value()
-    assert [(span.name, len(span.links)) for span in Span.made] == [
+    with hubs.pairing().get_event_hub_producer(hub) as producer, traced() as spans:
+        producer.send_event(given[0])
+        producer.send_batch(given)
+    assert [(span.name, len(span.links)) for span in spans] == [
         ("EventHubs.message", 0),
         ("EventHubs.send", 1),
         ("EventHubs.message", 0),

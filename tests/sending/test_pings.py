@@ -230,10 +230,10 @@ def test_one_task_pings_an_entity_for_all_senders_and_threads(pair: Pair) -> Non
         thread.join(30)
     assert len(ping_threads()) == 1
     assert pair.parked() == 40
-    wait_until(lambda: len(pair.told("ping failed")) >= 3)
+    wait_until(lambda: len(pair.told("ping failed")) >= 6)
     times = [event.at for event in pair.told("ping failed")]
-    gaps = [(after - before).total_seconds() for before, after in pairwise(times)]
-    assert min(gaps) >= 0.9 * INTERVAL
+    # All in all: a ping that was told late makes the gap after it shorter. Two tasks would make it half as long.
+    assert (times[-1] - times[0]).total_seconds() >= 0.8 * INTERVAL * (len(times) - 1)
     assert len(pair.told("failed over")) == 1
 
 

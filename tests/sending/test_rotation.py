@@ -10,7 +10,7 @@ import pytest
 from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
 from azure.servicebus.management import EntityStatus
 
-from pairbus import BacklogUnavailableError, NotParkableError, PairedSender
+from pairbus import BacklogUnavailableError, NotParkableError
 from pairbus.domain.backlog import queue_path
 from pairbus.domain.refusal import OF_THE_MESSAGE
 from pairbus.localbus import conditions as localbus_conditions
@@ -24,12 +24,6 @@ QUICK: dict[str, Any] = {"send_timeout": 8.0}
 @pytest.fixture
 def ledger(pair: Pair) -> Ledger:
     return Ledger(pair)
-
-
-def fail_over(pair: Pair, ledger: Ledger, sender: PairedSender) -> None:
-    """The primary entity is failed over from now on, and one message is parked."""
-    sender._entity.failed(OperationTimeoutError(message="a failure that counts"), time.monotonic())
-    ledger.must_send(sender, ledger.message())
 
 
 def change(pair: Pair, path: str, **changes: Any) -> None:
@@ -65,7 +59,7 @@ def test_senders_spread_over_all_queues_and_each_stays_with_its_own(pair: Pair, 
     queue = pair.queue()
     bus = pair.pairing(backlog_queue_count=4, **QUICK)
     senders = [bus.get_queue_sender(queue) for _ in range(40)]
-    fail_over(pair, ledger, senders[0])
+    ledger.fail_over(senders[0])
     keys: list[list[str]] = []
     for sender in senders:
         keys.append([])
@@ -90,7 +84,7 @@ def test_a_queue_that_refuses_leaves_for_all_senders(pair: Pair, ledger: Ledger)
     first._queue = good
     # Each send meets one bad queue: by chance it might meet all ten, one after the other, in the time that it has.
     bus.backlog._rotation._choose = lambda left: good if good in left else left[0]
-    fail_over(pair, ledger, first)
+    ledger.fail_over(first)
     for kind, path in bad.items():
         REFUSALS[kind](pair, path)
     for kind, path in bad.items():
@@ -117,7 +111,7 @@ def test_a_message_that_all_queues_refuse_takes_none_from_the_others(
     bus = pair.pairing(backlog_queue_count=3, **QUICK)
     first, second = (bus.get_queue_sender(queue) for _ in range(2))
     for sender in (first, second):
-        fail_over(pair, ledger, sender)
+        ledger.fail_over(sender)
     used = [first._queue, second._queue]
     with pair.secondary.faults.during("reject", condition=condition):
         given = ledger.messages(3)
@@ -139,7 +133,7 @@ def test_a_message_that_one_queue_refuses_is_parked_in_another(pair: Pair, ledge
     queue = pair.queue()
     bus = pair.pairing(backlog_queue_count=2, **QUICK)
     sender = bus.get_queue_sender(queue)
-    fail_over(pair, ledger, sender)
+    ledger.fail_over(sender)
     assert sender._queue is not None
     pair.secondary.faults.reject("amqp:not-allowed", sender._queue)
     refusing = sender._queue
@@ -156,7 +150,7 @@ def test_a_key_that_may_not_send_moves_to_a_queue_where_it_may(pair: Pair, ledge
     for index in (0, 1):
         REFUSALS["unauthorised"](pair, queue_path(pair.name, index))
     with bus.get_queue_sender(queue) as sender:
-        fail_over(pair, ledger, sender)
+        ledger.fail_over(sender)
         for _ in range(3):
             ledger.must_send(sender, ledger.messages(2))
     found = ledger.check(but=0)
@@ -170,7 +164,7 @@ def test_a_queue_is_tried_again_after_the_ping_interval(pair: Pair, ledger: Ledg
     only = queue_path(pair.name, 0)
     pair.primary.faults.unavailable(queue)
     with bus.get_queue_sender(queue) as sender:
-        fail_over(pair, ledger, sender)
+        ledger.fail_over(sender)
         full = pair.secondary.faults.quota_exceeded(only)
         error = ledger.send(sender, ledger.message())
         assert isinstance(error, BacklogUnavailableError)

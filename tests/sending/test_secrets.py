@@ -130,16 +130,18 @@ def test_a_whole_story_shows_no_secret(pair: Pair, everything: Everything) -> No
     said.error_of(PairingError, lambda: pair.pairing(secondary=signed))
     said.hear(wrong, entra, signed)
 
-    # A primary that refuses: wrong key, token, signature for another host.
+    # A primary that refuses: wrong key, token, signature for another host, or for another entity.
+    home = f"127.0.0.1:{pair.primary.port}"
+    bad = pair.primary_namespace(with_key(first, DEFAULT_KEY_NAME, WRONG_KEY))
+    said.error_of(PairingError, lambda: pair.pairing(primary=bad))
+    elsewhere = token.replace(str(pair.primary.port), "1")
+    astray = Namespace(home, credential=AzureSasCredential(elsewhere), name=pair.name, use_tls=False)
+    said.error_of(PairingError, lambda: pair.pairing(primary=astray))
+    one = sas_token(f"sb://{home}/another", DEFAULT_KEY_NAME, key_of(first), time.time() + 600)
+    secrets.add(signature_of(one))
     for place in (
-        pair.primary_namespace(with_key(first, DEFAULT_KEY_NAME, WRONG_KEY)),
-        Namespace(f"127.0.0.1:{pair.primary.port}", credential=Token(), name=pair.name, use_tls=False),
-        Namespace(
-            f"127.0.0.1:{pair.primary.port}",
-            credential=AzureSasCredential(token.replace(str(pair.primary.port), "1")),
-            name=pair.name,
-            use_tls=False,
-        ),
+        Namespace(home, credential=Token(), name=pair.name, use_tls=False),
+        Namespace(home, credential=AzureSasCredential(one), name=pair.name, use_tls=False),
     ):
         refused = pair.pairing(primary=place)
         sender = refused.get_queue_sender(queue)

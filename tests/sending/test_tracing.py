@@ -4,54 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-from azure.core.settings import settings
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from pairbus.domain import envelope
 from pairbus.sending import sdk
 from tests.sending.conftest import Pair
+from tests.sending.spans import Span, traced
 from tests.sending.test_sdk import SINGLE, picture
-
-
-class Span:
-    """What azure.core asks of a tracer's span, and no more."""
-
-    made: ClassVar[list[Span]] = []
-
-    def __init__(self, span: Any = None, name: str = "", links: Any = (), **options: Any) -> None:
-        self.name = name
-        self.links = list(links)
-        self.attributes: dict[str, Any] = {}
-        self.made.append(self)
-
-    def __enter__(self) -> Span:
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        pass
-
-    def to_header(self) -> dict[str, str]:
-        return {"traceparent": f"00-{id(self):032x}-1-01"}
-
-    def add_attribute(self, key: str, value: Any) -> None:
-        self.attributes[key] = value
 
 
 @contextmanager
 def tracing() -> Iterator[list[Span]]:
-    """A tracer is set up; the spans that are made of messages, not of sends or of other calls."""
-    Span.made.clear()
+    """The spans that are made of messages, not of sends or of other calls."""
     made: list[Span] = []
-    settings.tracing_implementation = Span  # type: ignore[assignment]
-    try:
+    with traced() as spans:
         yield made
-    finally:
-        settings.tracing_implementation.unset_value()
-        made += [span for span in Span.made if span.name == "ServiceBus.message"]
+    made += [span for span in spans if span.name == "ServiceBus.message"]
 
 
 def with_properties() -> ServiceBusMessage:

@@ -1,64 +1,150 @@
-"""Credentials that give tokens are asked when a pairing is opened: a bad one is told then, not by the first send.
+"""Credentials are tried when a pairing is opened: a bad one is told then, not by the first send.
 
-A key or a signature cannot be tried so: it may be good for one entity only, which nobody has named yet.
+One of azure-identity's is asked for a token; a token that a key has signed is shown to the service.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
+from abc import ABC, abstractmethod
 from typing import Any
+from urllib.parse import unquote_plus, urlsplit
 
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 
 from ..errors import PairingError
 from ..options import Namespace
-from .classification import has_no_credential
-from .sdk import describe
+from .classification import has_no_credential, status_of
+from .sdk import describe, put_token, shut, token_sender
 
-#: How long opening a pairing waits for a token, from the question on.
-_PATIENCE_SECONDS = 10.0
+#: How long opening a pairing waits for a token, and for the service's answer to one.
+_TOKEN_SECONDS = 10.0
+_ANSWER_SECONDS = 5.0
 #: azure-identity's for a credential that has not even tried; it need not be installed.
 _UNAVAILABLE = "CredentialUnavailableError"
+#: How the service says that a token is no good, whatever it is for: a right that is missing sounds otherwise.
+_UNAUTHORISED = 401
+_BAD_TOKENS = ("InvalidSignature", "ExpiredToken", "MalformedToken")
 
 
-class Inquiry:
-    """Asks a namespace's credential for a token, once, on a thread of its own."""
+class Inquiry(ABC):
+    """Tries a namespace's credential, once, on a thread of its own."""
 
-    def __init__(self, role: str, namespace: Namespace, scope: str) -> None:
+    @property
+    @abstractmethod
+    def _patience(self) -> float:
+        """How long opening a pairing waits for an answer, in seconds from the question on."""
+
+    def __init__(self, role: str, namespace: Namespace) -> None:
         self._role = role
         self._namespace = namespace
-        self._scope = scope
         self._failure: Exception | None = None
         self._answered = threading.Event()
-        self._deadline = time.monotonic() + _PATIENCE_SECONDS
-        threading.Thread(target=self._ask, name=f"pairbus-credential {namespace.host}", daemon=True).start()
+        self._deadline = time.monotonic() + self._patience
+        threading.Thread(target=self._run, name=f"pairbus-credential {namespace.host}", daemon=True).start()
 
-    def _ask(self) -> None:
-        credential = self._namespace.credential
+    def _run(self) -> None:
         try:
-            credential.get_token(self._scope)
+            self._try()
         except Exception as error:
-            self._failure = _broke(credential, self._scope) or error
+            self._failure = error
         finally:
             self._answered.set()
+
+    @abstractmethod
+    def _try(self) -> None:
+        """Use the credential; raise what comes of it."""
+
+    @abstractmethod
+    def _refusal(self, failure: Exception) -> str | None:
+        """What was refused for good, if that is what a failure says."""
+
+    @abstractmethod
+    def _give_up(self) -> None:
+        """There was no answer in time, and nobody waits for it any longer."""
 
     def check(self) -> None:
         """Raise if the credential was refused for good.
 
         A network that fails, or no answer in time, is no reason not to start: sends tell, or are parked.
         """
-        self._answered.wait(max(self._deadline - time.monotonic(), 0.0))
+        if not self._answered.wait(max(self._deadline - time.monotonic(), 0.0)):
+            self._give_up()
         failure = self._failure
-        if failure is not None and has_no_credential(failure):
+        refusal = None if failure is None else self._refusal(failure)
+        if failure is not None and refusal is not None:
             raise PairingError(
-                f"the credential of {self._role} {self._namespace.host} gives no token: {describe(failure)}"
+                f"the credential of {self._role} {self._namespace.host} {refusal}: {describe(failure)}"
             ) from failure
+
+
+class TokenInquiry(Inquiry):
+    """Asks a credential of azure-identity for a token."""
+
+    def __init__(self, role: str, namespace: Namespace, scope: str) -> None:
+        self._scope = scope
+        super().__init__(role, namespace)
+
+    @property
+    def _patience(self) -> float:
+        return _TOKEN_SECONDS
+
+    def _try(self) -> None:
+        credential = self._namespace.credential
+        try:
+            credential.get_token(self._scope)
+        except Exception:
+            broke = _broke(credential, self._scope)
+            if broke is None:
+                raise
+            raise broke  # noqa: B904 - what it was raised from tells a refusal from a network that failed
+
+    def _refusal(self, failure: Exception) -> str | None:
+        return "gives no token" if has_no_credential(failure) else None
+
+    def _give_up(self) -> None:
+        pass  # nothing can be done about it
+
+
+class KeyInquiry(Inquiry):
+    """Shows the service a token that a key has signed, or the signature that was given."""
+
+    def __init__(self, role: str, namespace: Namespace) -> None:
+        self._sender = token_sender(namespace, _ANSWER_SECONDS)
+        super().__init__(role, namespace)
+
+    @property
+    def _patience(self) -> float:
+        return _ANSWER_SECONDS
+
+    def _try(self) -> None:
+        put_token(self._sender, _ANSWER_SECONDS)
+
+    def _refusal(self, failure: Exception) -> str | None:
+        said = describe(failure)
+        if status_of(failure) == _UNAUTHORISED and any(each in said for each in _BAD_TOKENS):
+            return "is refused there (it must be one of the whole namespace, not of one entity)"
+        return None
+
+    def _give_up(self) -> None:
+        shut(self._sender)
 
 
 def gives_tokens(namespace: Namespace) -> bool:
     """Whether its credential is one of azure-identity's kind, neither a key nor a signature."""
     return not isinstance(namespace.credential, (AzureNamedKeyCredential, AzureSasCredential))
+
+
+def is_for_all(namespace: Namespace) -> bool:
+    """Whether a key or a signature is for a whole namespace, as far as can be told: a signature says what it is for."""
+    credential = namespace.credential
+    if not isinstance(credential, AzureSasCredential):
+        return True
+    found = re.search(r"\bsr=([^&]*)", credential.signature)
+    resource = unquote_plus(found.group(1)) if found else ""
+    return not urlsplit(resource if "://" in resource else f"sb://{resource}").path.strip("/")
 
 
 def _broke(credential: Any, scope: str) -> Exception | None:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from ..errors import OptionError, PairedNamespaceClosedError, PairingError
 from ..options import Namespace, PairingOptions, refuse_same
 from . import events
-from .credentials import Inquiry, gives_tokens
+from .credentials import Inquiry, KeyInquiry, TokenInquiry, gives_tokens, is_for_all
 from .entity import Entity, entity_name
 from .events import Announcer, Event
 from .hubs import PairedEventHubProducer, check_event_hubs, eventhub_sdk
@@ -40,7 +40,7 @@ def pair_namespaces(
 ) -> PairedNamespace:
     """Pair two namespaces; returns when every backlog queue was found or made, or as many as could be.
 
-    Raises `PairingError` if a credential is refused for good: the secondary's, or one that gives no token.
+    Raises `PairingError` if a credential is refused for good: the secondary's, the primary's, or one that gives no token.
     `event_hubs` is a namespace of Event Hubs, whose hubs are sent to as well; it needs `pairbus[eventhubs]`.
     """
     given: Any
@@ -59,12 +59,15 @@ def pair_namespaces(
 
 
 def _ask(primary: Namespace, secondary: Namespace, event_hubs: Namespace | None) -> list[Inquiry]:
-    """Ask the credentials that provisioning does not use, while it is under way."""
+    """Try the credentials that provisioning does not use, while it is under way."""
     found: list[Inquiry] = []
-    if gives_tokens(primary) and primary.credential is not secondary.credential:
-        found.append(Inquiry("the primary", primary, TOKEN_SCOPE))
+    if not gives_tokens(primary):
+        if is_for_all(primary):
+            found.append(KeyInquiry("the primary", primary))
+    elif primary.credential is not secondary.credential:
+        found.append(TokenInquiry("the primary", primary, TOKEN_SCOPE))
     if event_hubs is not None and gives_tokens(event_hubs):
-        found.append(Inquiry("the event hubs namespace", event_hubs, eventhub_sdk().TOKEN_SCOPE))
+        found.append(TokenInquiry("the event hubs namespace", event_hubs, eventhub_sdk().TOKEN_SCOPE))
     return found
 
 

@@ -12,6 +12,7 @@ import contextlib
 import copy
 import re
 import socket
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -26,7 +27,7 @@ from azure.servicebus import (
 )
 from azure.servicebus._common.constants import JWT_TOKEN_SCOPE
 from azure.servicebus._common.tracing import TraceAttributes, is_tracing_enabled, trace_message
-from azure.servicebus._common.utils import transform_outbound_messages
+from azure.servicebus._common.utils import create_authentication, transform_outbound_messages
 from azure.servicebus._pyamqp.constants import LinkState
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.amqp import AmqpAnnotatedMessage
@@ -131,6 +132,30 @@ def _token_answered(authenticator: Any, result: Any, status: Any, description: A
     if authenticator._token_status_code is None:
         authenticator._token_status_code = status
         authenticator._token_status_description = description
+
+
+def token_sender(namespace: Namespace, seconds: float) -> ServiceBusSender:
+    """A sender whose token is for the whole namespace; for `put_token` only."""
+    sender: Any = sender_to(service_bus_client(namespace, seconds), "any", socket_timeout=seconds)
+    sender._auth_uri = f"sb://{namespace.host}/"
+    found: ServiceBusSender = sender
+    return found
+
+
+def put_token(sender: Any, seconds: float) -> None:
+    """Give a token as a sender does before it attaches, and no more; raises what comes of it, or nothing in time.
+
+    A peer that does not even greet is waited for until somebody else calls `shut`.
+    """
+    deadline = time.monotonic() + seconds
+    sender._create_handler(create_authentication(sender))
+    handler = sender._handler
+    try:
+        handler.open()
+        while not handler.auth_complete() and time.monotonic() < deadline:
+            pass  # it waits for the socket
+    finally:
+        handler.close()
 
 
 def is_running(sender: Any) -> bool:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from ..domain.outcome import Outcome
 from .books import Books
 from .connection import Connection
 from .destinations import Destination
+from .holding import Held
 from .link import ConnectionLost, LinkError, Receiver
 from .moving import Moving
 from .owed import Session
@@ -45,7 +45,6 @@ _DRAINED_SECONDS = 5.0
 _ENDING_SECONDS = 10.0
 _FAREWELL_SECONDS = 10.0
 _DESCRIPTION = 4096
-_NEVER = float("inf")
 
 
 class Pass:
@@ -69,8 +68,7 @@ class Pass:
         self._open = 0
         self._settling = 0
         self._confirmed_at = 0.0
-        self._held: list[Moving] = []
-        self._give_back_at = _NEVER
+        self._held = Held()
         self._bytes = 0
         self._mean_size = 0.0
         self._window = Window(options.window_messages, self._loop.time())
@@ -150,7 +148,7 @@ class Pass:
             self._ending = True
         elif len(self._held) >= self._options.held_messages:
             self.is_crowded = True
-            self._failed = self._failed or self._too_many_held()
+            self._failed = self._failed or self._held.describe()
             self._ending = True
         lost = self._routes.primary.lost
         if lost is not None and self._drain.event_hubs is None and not self._ending:
@@ -173,13 +171,6 @@ class Pass:
         elif now - self._quiet_since > _QUIET_SECONDS and receiver.credit:
             self._asked_at = now
             receiver.drain()
-
-    def _too_many_held(self) -> str:
-        name, count = Counter(message.destination for message in self._held).most_common(1)[0]
-        return (
-            f"{len(self._held)} messages are held back ({count} of them for {name}); what lies behind them was not "
-            "looked at"
-        )
 
     @property
     def journal_failed(self) -> bool:
@@ -385,8 +376,7 @@ class Pass:
 
     def _hold(self, message: Moving, why: str) -> None:
         self._let_go(message)
-        self._held.append(message)
-        self._give_back_at = min(self._give_back_at, message.ends_at)
+        self._held.add(message)
         self._drain.held[message.sequence] = message.destination or "", why
 
     def doubtful(self, message: Moving, why: str) -> None:
@@ -403,11 +393,8 @@ class Pass:
     def _give_back(self, now: float) -> None:
         """Held messages whose locks come near their end are given back rather than risked."""
         receiver = self._receiver
-        if receiver is None or receiver.closed is not None or now <= self._give_back_at:
-            return
-        self._abandon(receiver, [message for message in self._held if now > message.ends_at])
-        self._held = [message for message in self._held if now <= message.ends_at]
-        self._give_back_at = min((message.ends_at for message in self._held), default=_NEVER)
+        if receiver is not None and receiver.closed is None and (due := self._held.due(now)):
+            self._abandon(receiver, due)
 
     def _settles(self, count: int) -> None:
         if not self._settling:
