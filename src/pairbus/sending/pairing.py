@@ -40,7 +40,7 @@ def pair_namespaces(
 ) -> PairedNamespace:
     """Pair two namespaces; returns when every backlog queue was found or made, or as many as could be.
 
-    Raises `PairingError` if a credential is refused for good: the secondary's, the primary's, or one that gives no token.
+    Raises `PairingError` if a credential is refused for good: the secondary's or the primary's.
     `event_hubs` is a namespace of Event Hubs, whose hubs are sent to as well; it needs `pairbus[eventhubs]`.
     """
     given: Any
