@@ -11,6 +11,8 @@ BENCH ?= bench
 WORKERS ?= 3
 # What Spark needs to know wherever it is started: which Java, and to keep to this machine.
 SPARK := home=$$($(BIN)/python tools/java_home.py --home) && JAVA_HOME="$$home" SPARK_LOCAL_IP=127.0.0.1
+# For tests, whose JVMs live too short for the better compiler to pay: a sixth less of their time.
+BRIEF := SPARK_SUBMIT_OPTS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC $$SPARK_SUBMIT_OPTS"
 # More arguments for the program that a target runs, e.g. make test ARGS='-k session -x'
 ARGS ?=
 
@@ -40,7 +42,7 @@ demo-localbus: .venv ## Show localbus: queues, sessions, topics, dead letters, f
 .PHONY: test
 test: lint .delta ## Lint, type check and run the tests
 	@echo "pairbus: running the tests, $(WORKERS) files at a time (most of them wait for something; WORKERS=0: one by one)"
-	@$(SPARK) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(SPARK) $(BRIEF) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 .PHONY: lint
 lint: .venv ## Check style, format and types (ruff, mypy strict)

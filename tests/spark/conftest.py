@@ -32,6 +32,10 @@ _SMALL = {
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "1",
     "spark.databricks.delta.snapshotPartitions": "1",
+    # A query over a few rows takes longer to be compiled than to run. The demo, jobs and clusters have it as it is.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.session.timeZone": "America/New_York",  # nothing may depend on it
 }
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -145,10 +146,35 @@ class TestOnce:
         assert "does not say how deep the backlog is" in caplog.text
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_told_to_stop(spark: SparkSession, pair: Pair, backlog: Backlog, written: Path, number: signal.Signals) -> None:
-    """`--continuous` in a process of its own ends with 0 in the midst of a drain: no journal is left, every row is in
-    the ledger, and what was not moved is in the backlog."""
+def stopped_in_the_midst(spark: SparkSession, pair: Pair, backlog: Backlog, queue: str) -> None:
+    """No journal is left, every row is in the ledger, and what was not moved is in the backlog."""
+    arrived = pair.arrived(queue)
+    assert 0 < arrived < 3000
+    assert backlog.depths()[0] == 3000 - arrived
+    assert list((backlog.folder / "ledger" / "_journal").rglob("*.journal")) == []
+    assert Ledger(spark, str(backlog.folder / "ledger")).outcomes().count() == arrived
+
+
+def test_told_to_stop(
+    spark: SparkSession, pair: Pair, backlog: Backlog, written: Path, drain: Callable[..., int]
+) -> None:
+    """`--continuous` ends with 0 on SIGTERM in the midst of a drain, and leaves everything in order."""
+    queue = pair.queue()
+    backlog.park({0: queue}, 3000)
+
+    def stop() -> None:
+        wait_until(lambda: pair.arrived(queue) > 0, 120)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with ThreadPoolExecutor(1) as pool:
+        stopping = pool.submit(stop)
+        assert drain("--config", str(written), "--continuous", "--max-rate", "50") == 0
+        stopping.result()
+    stopped_in_the_midst(spark, pair, backlog, queue)
+
+
+def test_ctrl_c(spark: SparkSession, pair: Pair, backlog: Backlog, written: Path) -> None:
+    """The same in a process of its own, where Ctrl-C goes to the JVM as well."""
     queue = pair.queue()
     backlog.park({0: queue}, 3000)
     command = [sys.executable, str(JOB), "--config", str(written), "--continuous", "--max-rate", "50"]
@@ -157,14 +183,10 @@ def test_told_to_stop(spark: SparkSession, pair: Pair, backlog: Backlog, written
     with log.open("w") as file:
         job = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
     try:
-        wait_until(lambda: pair.arrived(queue) > 0 or job.poll() is not None, 120, log.read_text)
-        os.killpg(job.pid, number) if number == signal.SIGINT else job.send_signal(number)
+        wait_until(lambda: pair.arrived(queue) > 0 or job.poll() is not None, 240, log.read_text)
+        os.killpg(job.pid, signal.SIGINT)
         assert job.wait(180) == 0, log.read_text()
     finally:
         job.kill()
         job.wait()
-    arrived = pair.arrived(queue)
-    assert 0 < arrived < 3000
-    assert backlog.depths()[0] == 3000 - arrived
-    assert list((backlog.folder / "ledger" / "_journal").rglob("*.journal")) == []
-    assert Ledger(spark, str(backlog.folder / "ledger")).outcomes().count() == arrived
+    stopped_in_the_midst(spark, pair, backlog, queue)

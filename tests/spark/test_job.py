@@ -354,36 +354,32 @@ def test_two_at_once(spark: SparkSession, pair: Pair, backlog: Backlog) -> None:
     assert is_conserved(spark, pair, config)
 
 
-class TestDeleted:
-    """Checkpoint deleted, ledger deleted, either moved: nothing is lost, and the next run works."""
+def test_deleted_and_moved_between_runs(spark: SparkSession, pair: Pair, backlog: Backlog) -> None:
+    """Checkpoint deleted, ledger deleted, either moved: nothing is lost, and the next run works. Run after run, each
+    drains as the one before did, and its rows are in the ledger with those that were left of it."""
+    queue = pair.queue()
+    runs = 0
 
-    @pytest.mark.parametrize("what", ["checkpoint", "ledger", "ledger/outcomes", "ledger/_journal"])
-    def test_deleted_between_two_runs(self, spark: SparkSession, pair: Pair, backlog: Backlog, what: str) -> None:
-        """The second run drains as the first did, and its rows are in the ledger."""
-        queue = pair.queue()
-        config = backlog.config()
-        for count in (10, 20):
-            backlog.park({0: queue}, 10)
-            syphon(spark, config).run_once()
-            assert pair.arrived(queue) == count
-            if count == 10:
-                shutil.rmtree(backlog.folder / what)
-        gone = what in ("ledger", "ledger/outcomes")
-        assert outcomes(spark, config) == {"delivered": 10 if gone else 20}
-
-    def test_moved(self, spark: SparkSession, pair: Pair, backlog: Backlog) -> None:
-        """A ledger and a checkpoint in a new place go on from there."""
-        queue = pair.queue()
+    def run() -> SyphonConfig:
+        nonlocal runs
+        runs += 1
         backlog.park({0: queue}, 10)
-        syphon(spark, backlog.config()).run_once()
-        for name in ("ledger", "checkpoint"):
-            shutil.move(backlog.folder / name, backlog.folder / "elsewhere" / name)
-        backlog.folder = backlog.folder / "elsewhere"
-        backlog.park({1: queue}, 10)
         config = backlog.config()
         syphon(spark, config).run_once()
-        assert outcomes(spark, config) == {"delivered": 20}
-        assert is_conserved(spark, pair, config)
+        assert pair.arrived(queue) == runs * 10
+        return config
+
+    config = run()
+    rows = 10
+    for what in ("checkpoint", "ledger/_journal", "ledger/outcomes", "ledger"):
+        shutil.rmtree(backlog.folder / what)
+        run()
+        rows = 10 if what in ("ledger", "ledger/outcomes") else rows + 10
+        assert outcomes(spark, config) == {"delivered": rows}, what
+    for name in ("ledger", "checkpoint"):
+        shutil.move(backlog.folder / name, backlog.folder / "elsewhere" / name)
+    backlog.folder = backlog.folder / "elsewhere"
+    assert outcomes(spark, run()) == {"delivered": rows + 10}
 
 
 def test_a_configuration_is_a_file_a_mapping_or_read(spark: SparkSession, backlog: Backlog, tmp_path: Path) -> None:
