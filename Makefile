@@ -11,7 +11,7 @@ BENCH ?= bench
 WORKERS ?= 3
 # What Spark needs to know wherever it is started: which Java, and to keep to this machine.
 SPARK := home=$$($(BIN)/python tools/java_home.py --home) && JAVA_HOME="$$home" SPARK_LOCAL_IP=127.0.0.1
-# For tests, whose JVMs live too short for the better compiler to pay: a sixth less of their time.
+# For tests, whose JVMs live too short for the better compiler to pay, and share two cores.
 BRIEF := SPARK_SUBMIT_OPTS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC $$SPARK_SUBMIT_OPTS"
 # More arguments for the program that a target runs, e.g. make test ARGS='-k session -x'
 ARGS ?=
