@@ -175,6 +175,16 @@ class TestPackage:
             assert "install pairbus with its extra 'localbus'" in run.stderr
             assert run.stderr.count("\n") == 1
 
+    @pytest.mark.parametrize("command", ["localbus", "drain"])
+    def test_ctrl_c_while_it_is_imported(self, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whoever thinks better of it at once sees no stack of Python's."""
+
+        def interrupted(name: str) -> ModuleType:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("pairbus.cli.importlib.import_module", interrupted)
+        assert cli.main([command]) == 130
+
 
 class TestFindPython:
     """tools/find-python."""

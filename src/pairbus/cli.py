@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pairbus import __version__
 
 USAGE_ERROR = 2
+#: As shells have it for Ctrl-C.
+INTERRUPTED = 130
 #: Command → the module that has it, the extra that module needs, and what it is for.
 _PARTS = {
     "localbus": (
@@ -52,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return USAGE_ERROR
+    except KeyboardInterrupt:  # while modules were imported: nothing was begun
+        return INTERRUPTED
     return code
 
 
