@@ -178,8 +178,8 @@ class Cluster:
         try:
             with urllib.request.urlopen(f"http://{MASTER}:{self._page}/json/", timeout=10) as answer:
                 found: dict[str, Any] = json.load(answer)
-        except OSError:
-            return {}  # not yet
+        except (OSError, ValueError):
+            return {}  # not yet: it does not answer, or with nothing
         return found
 
     def _alive(self) -> int:
