@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return USAGE_ERROR
-    except KeyboardInterrupt:  # while modules were imported: nothing was begun
+    except KeyboardInterrupt:  # before the part listens for signals itself: nothing was begun
         return INTERRUPTED
     return code
 

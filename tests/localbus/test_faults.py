@@ -404,6 +404,8 @@ def test_a_settlement_that_is_answered_late(
     faults.late_settle(0.8, "orders")
     with taking(0.75):
         receiver.complete_message(message)
+    faults.clear()
+    faults.late_settle(300, "orders")  # far longer than the wait for what it does
     put(raw, "y")
     link = raw.receiver("orders", 1)
     got = raw.receive(link)

@@ -379,7 +379,9 @@ def test_deleted_and_moved_between_runs(spark: SparkSession, pair: Pair, backlog
     for name in ("ledger", "checkpoint"):
         shutil.move(backlog.folder / name, backlog.folder / "elsewhere" / name)
     backlog.folder = backlog.folder / "elsewhere"
-    assert outcomes(spark, run()) == {"delivered": rows + 10}
+    moved = run()
+    assert outcomes(spark, moved) == {"delivered": rows + 10}
+    assert is_conserved(spark, pair, moved)
 
 
 def test_a_configuration_is_a_file_a_mapping_or_read(spark: SparkSession, backlog: Backlog, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ One of azure-identity's is asked for a token; a token that a key has signed is s
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import time
@@ -19,6 +20,8 @@ from ..options import Namespace
 from .classification import has_no_credential, status_of
 from .sdk import describe, put_token, shut, token_sender
 
+log = logging.getLogger("pairbus")
+
 #: How long opening a pairing waits for a token, and for the service's answer to one.
 _TOKEN_SECONDS = 10.0
 _ANSWER_SECONDS = 5.0
@@ -32,17 +35,12 @@ _BAD_TOKENS = ("InvalidSignature", "ExpiredToken", "MalformedToken")
 class Inquiry(ABC):
     """Tries a namespace's credential, once, on a thread of its own."""
 
-    @property
-    @abstractmethod
-    def _patience(self) -> float:
-        """How long opening a pairing waits for an answer, in seconds from the question on."""
-
-    def __init__(self, role: str, namespace: Namespace) -> None:
+    def __init__(self, role: str, namespace: Namespace, patience: float) -> None:
         self._role = role
         self._namespace = namespace
         self._failure: Exception | None = None
         self._answered = threading.Event()
-        self._deadline = time.monotonic() + self._patience
+        self._deadline = time.monotonic() + patience
         threading.Thread(target=self._run, name=f"pairbus-credential {namespace.host}", daemon=True).start()
 
     def _run(self) -> None:
@@ -73,11 +71,12 @@ class Inquiry(ABC):
         if not self._answered.wait(max(self._deadline - time.monotonic(), 0.0)):
             self._give_up()
         failure = self._failure
-        refusal = None if failure is None else self._refusal(failure)
-        if failure is not None and refusal is not None:
-            raise PairingError(
-                f"the credential of {self._role} {self._namespace.host} {refusal}: {describe(failure)}"
-            ) from failure
+        if failure is None:
+            return
+        whose = f"the credential of {self._role} {self._namespace.host}"
+        if (refusal := self._refusal(failure)) is not None:
+            raise PairingError(f"{whose} {refusal}: {describe(failure)}") from failure
+        log.debug("%s could not be tried: %s", whose, describe(failure))
 
 
 class TokenInquiry(Inquiry):
@@ -85,11 +84,7 @@ class TokenInquiry(Inquiry):
 
     def __init__(self, role: str, namespace: Namespace, scope: str) -> None:
         self._scope = scope
-        super().__init__(role, namespace)
-
-    @property
-    def _patience(self) -> float:
-        return _TOKEN_SECONDS
+        super().__init__(role, namespace, _TOKEN_SECONDS)
 
     def _try(self) -> None:
         credential = self._namespace.credential
@@ -113,11 +108,7 @@ class KeyInquiry(Inquiry):
 
     def __init__(self, role: str, namespace: Namespace) -> None:
         self._sender = token_sender(namespace, _ANSWER_SECONDS)
-        super().__init__(role, namespace)
-
-    @property
-    def _patience(self) -> float:
-        return _ANSWER_SECONDS
+        super().__init__(role, namespace, _ANSWER_SECONDS)
 
     def _try(self) -> None:
         put_token(self._sender, _ANSWER_SECONDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..domain.envelope import Facts
+from ..domain.envelope import Facts, Restored
 from ..domain.outcome import Outcome
 from .owed import Session
 
@@ -45,6 +45,13 @@ class Moving:
         """What the broker has written on it."""
         self.sequence = -1 if facts.sequence_number is None else facts.sequence_number
         self.parked_at, self.delivered_count = facts.enqueued_at, facts.delivery_count
+
+    def restored(self, found: Restored) -> None:
+        """What its envelope held: the message as it goes out, and whose it is."""
+        self.told(found.facts)
+        self.message, self.size = found.message, len(found.message)
+        self.message_id, self.session = found.message_id, found.session_id
+        self.alone = found.has_partition_key and found.session_id is None
 
     @property
     def lane(self) -> Session | None:

@@ -284,14 +284,10 @@ class Pass:
             drain.owed.came(message.sequence)
             self.refused(message, "pairbus:no-envelope", str(error))
             return message
-        message.told(restored.facts)
+        message.restored(restored)
         lock_left = self._locks.left(restored.facts.locked_until, wall)
         self._suspect()
         drain.owed.came(message.sequence)
-        message.message, message.size = restored.message, len(restored.message)
-        message.message_id, message.session = restored.message_id, restored.session_id
-        if restored.has_partition_key and message.session is None:
-            message.alone = True
         self._mean_size = size if not self._mean_size else self._mean_size + (size - self._mean_size) / 32
         self._bytes += message.size
         message.ends_at = self._loop.time() + lock_left * _PATIENCE
