@@ -6,9 +6,17 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from _pytest import runner
 
 #: Whose levels our commands set when they run in a process of their own.
 _TALKATIVE = ("azure", "py4j", "pairbus")
+
+
+def pytest_configure() -> None:
+    """Pytest says in the environment which test runs, and takes that out after each one: in the midst of a loop over
+    `os.environ` on another thread, as `requests` has one to look for proxies, that is a KeyError. Nobody reads it."""
+    assert callable(runner._update_current_test_var)
+    runner._update_current_test_var = lambda item, when: None
 
 
 @pytest.fixture(autouse=True)

@@ -16,15 +16,6 @@ from tests.spark.conftest import spark
 
 __all__ = ["both", "collected", "pair", "spark"]
 
-_HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The SDK forgets the socket of a connection that a server has ended: no test here fails for that."""
-    for item in items:
-        if item.path.is_relative_to(_HERE):
-            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"))
-
 
 @pytest.fixture(scope="session")
 def archive() -> Path:

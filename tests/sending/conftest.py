@@ -19,7 +19,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,16 +41,8 @@ IMPATIENT: dict[str, Any] = {
     "send_timeout": 5,
     "server_busy_wait": 0.2,
 }
-_HERE = Path(__file__).parent
 #: What a busy machine may add to a bound, in seconds: still far less than the wait that the bound is there to end.
 SLACK = 10.0
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The SDK forgets the socket of a connection that a server has ended: no test here fails for that."""
-    for item in items:
-        if item.path.is_relative_to(_HERE):
-            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"))
 
 
 def wait_until(what: Callable[[], Any], seconds: float = 60.0, why: Callable[[], Any] | str = "") -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from pairbus.localbus import LocalBus
 from pairbus.localbus.auth import DEFAULT_KEY_NAME
 from pairbus.sending import credentials
 from pairbus.sending.pairing import _ask
+from pairbus.sending.sdk import put_token, token_sender
 from tests.localbus.process_fixtures import create, key_of, sas_token
 from tests.sending.conftest import SLACK, Pair, pairbus_threads, wait_until
 
@@ -312,6 +314,25 @@ def test_a_primary_that_cannot_be_asked_keeps_no_application_from_starting(
     bus.get_queue_sender(queue).send_messages(ServiceBusMessage("parked"), timeout=1.5)
     assert pair.parked_bodies() == ["parked"]
     wait_until(lambda: not any("credential" in name for name in pairbus_threads()), why=pairbus_threads)
+
+
+def test_a_peer_of_another_protocol_is_left_alone_at_once() -> None:
+    """The key could not be shown to it: the error says so, and the connection is closed, not left to be collected."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host = f"127.0.0.1:{server.getsockname()[1]}"
+        credential = AzureNamedKeyCredential("k", "c2VjcmV0")
+        sender = token_sender(Namespace(host, credential=credential, name="contoso", use_tls=False), 5)
+        trying = ThreadPoolExecutor(1).submit(put_token, sender, 5)
+        peer, _ = server.accept()
+        with peer:
+            peer.settimeout(30)
+            peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            while peer.recv(1024):
+                pass  # its greeting; then it hangs up
+            with pytest.raises(Exception, match=r".") as raised:
+                trying.result(60)
+    assert "c2VjcmV0" not in str(raised.value)
+    assert sender is not None  # nobody has collected it
 
 
 def test_a_credential_that_is_refused_later_is_no_outage(pair: Pair) -> None:

@@ -509,6 +509,7 @@ def test_what_is_parked_names_hub_host_and_partition(hubs: Hubs) -> None:
     assert entities[hubs.name(hub)].path == hub
     assert bus.status().operations["park"] == 7
     assert bus.status().event_hubs == hubs.host
+    bus.close()  # all is told by then
     assert {each.entity for each in hubs.pair.told("failed over")} == set(entities)
 
 

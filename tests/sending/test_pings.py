@@ -427,6 +427,8 @@ def test_a_deleted_entity_becomes_unusable_and_heals_when_it_is_back(pair: Pair)
     sender.send_messages(ServiceBusMessage("direct"))
     assert pair.bodies(queue) == ["direct"]
     assert bus.status().entities[queue].last_ping_error is None
+    wait_until(lambda: pair.told("failed back"))
+    bus.close()
     assert len(pair.told("failed back")) == 1
 
 

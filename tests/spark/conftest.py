@@ -23,7 +23,6 @@ from tests.sending.conftest import Pair, both, collected, pair, wait_until
 
 __all__ = ["both", "collected", "pair", "wait_until"]
 
-_HERE = Path(__file__).parent
 _SMALL = {
     "spark.master": "local[2]",
     "spark.ui.enabled": "false",
@@ -38,13 +37,6 @@ _SMALL = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.session.timeZone": "America/New_York",  # nothing may depend on it
 }
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The SDK forgets the socket of a connection that a server has ended: no test here fails for that."""
-    for item in items:
-        if item.path.is_relative_to(_HERE):
-            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"))
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import contextlib
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,15 +22,7 @@ from tests.localbus.raw_client import RawClient
 from tests.sending.conftest import Pair, both, collected, pair
 
 __all__ = ["both", "collected", "pair"]
-_HERE = Path(__file__).parent
 _COLUMNS = tuple(Rows.__dataclass_fields__)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The SDK forgets the socket of a connection that a server has ended: no test here fails for that."""
-    for item in items:
-        if item.path.is_relative_to(_HERE):
-            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"))
 
 
 def encoded(body: Any, *, id: str | None = None, session: str | None = None, **fields: Any) -> bytes:

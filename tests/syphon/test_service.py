@@ -425,7 +425,7 @@ def test_a_pairing_brings_its_own_messages_home(pair: Pair, tmp_path: Path) -> N
             assert bus.status().entities[queue].parked == 5
         wait_until(lambda: pair.arrived(queue) == 5, 60, bus.status)
     wait_until(lambda: bus.status().operations.get("syphon") == 15, 20, bus.status)
-    (told,) = pair.told("messages brought home")
+    (told,) = wait_until(lambda: pair.told("messages brought home"))
     assert (told.details["delivered"], told.details["errors"]) == (5, [])
     bus.close()
     assert {row["message_id"] for row in journals(tmp_path)} == {f"m{number}" for number in range(5)}

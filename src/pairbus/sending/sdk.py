@@ -155,7 +155,10 @@ def put_token(sender: Any, seconds: float) -> None:
         while not handler.auth_complete() and time.monotonic() < deadline:
             pass  # it waits for the socket
     finally:
+        connection = handler._connection
         handler.close()
+        if connection is not None:  # the SDK leaves the socket of a connection that has not come to a session
+            connection._transport.close()
 
 
 def is_running(sender: Any) -> bool:
