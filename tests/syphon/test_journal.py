@@ -241,6 +241,7 @@ def test_a_full_disk_is_found_when_a_journal_is_prepared(
     assert all(read_journal(f"{tmp_path}/{name}").table.num_rows == 0 for name in left)
     journal.prepare()
     journal.write(rows(1))
+    journal.close()
 
 
 def failing(real: Callable[..., Any], number: int, half: bool = False) -> Callable[..., Any]:
