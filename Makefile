@@ -42,7 +42,7 @@ demo-localbus: .venv ## Show localbus: queues, sessions, topics, dead letters, f
 .PHONY: test
 test: lint .delta ## Lint, type check and run the tests
 	@echo "pairbus: running the tests, $(WORKERS) files at a time (most of them wait for something; WORKERS=0: one by one)"
-	@$(SPARK) $(BRIEF) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(SPARK) $(BRIEF) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: lint
 lint: .venv ## Check style, format and types (ruff, mypy strict)

@@ -1,15 +1,21 @@
-"""What no test may leave behind for another."""
+"""What no test may leave behind for another, and which tests run beside each other."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from _pytest import runner
+from xdist.scheduler import LoadFileScheduling
 
 #: Whose levels our commands set when they run in a process of their own.
 _TALKATIVE = ("azure", "py4j", "pairbus")
+#: What takes longest: it is begun first, or all others would wait for it at the end.
+_FIRST = ("tests/spark/", "tests/test_demo.py", "tests/sending/test_outages.py")
+#: Has a JVM of its own.
+_APART = "tests/spark/test_testing_guide.py"
 
 
 def pytest_configure() -> None:
@@ -17,6 +23,23 @@ def pytest_configure() -> None:
     `os.environ` on another thread, as `requests` has one to look for proxies, that is a KeyError. Nobody reads it."""
     assert callable(runner._update_current_test_var)
     runner._update_current_test_var = lambda item, when: None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(_FIRST))
+
+
+class _OneSession(LoadFileScheduling):  # type: ignore[misc]  # it has no types
+    """A file is one worker's, and so are all that share a SparkSession: its start costs more than most of its tests."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "spark" if file.startswith("tests/spark/") and file != _APART else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return _OneSession(config, log) if config.option.dist == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)

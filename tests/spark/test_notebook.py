@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import nbformat
+import pandas as pd
 import pytest
 from nbclient import NotebookClient
 from pyspark.sql import SparkSession
@@ -72,16 +76,47 @@ def complaint(*options: str) -> str:
     return ended.stderr
 
 
-def test_it_runs_on_a_ledger(notebook: Any, ledger: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every cell runs; it shows four plots, the counts, the dead letters, and that nothing is missing."""
-    for name, value in (("PAIRBUS_LEDGER", ledger), ("SPARK_LOCAL_IP", "127.0.0.1"), ("MPLBACKEND", "inline")):
-        monkeypatch.setenv(name, value)
-    for name in [name for name in os.environ if name.startswith(("PYSPARK_GATEWAY", "COV_"))]:
-        monkeypatch.delenv(name)
+def in_this_process(notebook: Any, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Runs the cells one after the other, in the session that is there; how many plots came, and what else."""
+    names: dict[str, Any] = {}
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            *statements, last = ast.parse(cell.source).body
+            shows = isinstance(last, ast.Expr)
+            exec(compile(ast.Module(statements if shows else [*statements, last], []), "cell", "exec"), names)
+            if isinstance(last, ast.Expr):
+                print(eval(compile(ast.Expression(last.value), "cell", "eval"), names))
+    return len(plt.get_fignums()), capsys.readouterr().out
+
+
+def in_a_kernel(notebook: Any, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Runs it as Jupyter does."""
     NotebookClient(notebook, timeout=240, kernel_name="python3").execute(cwd=str(NOTEBOOK.parent))
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    assert sum("image/png" in output.get("data", {}) for output in outputs) == 4
-    shown = "\n".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in outputs)
+    plots = sum("image/png" in output.get("data", {}) for output in outputs)
+    shown = [output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in outputs]
+    return plots, "\n".join(shown)
+
+
+@pytest.mark.parametrize("run", [in_this_process, pytest.param(in_a_kernel, marks=pytest.mark.campaign)])
+def test_it_runs_on_a_ledger(
+    notebook: Any,
+    ledger: str,
+    run: Callable[..., tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Every cell runs; it shows four plots, the counts, the dead letters, and that nothing is missing."""
+    backend = "agg" if run is in_this_process else "inline"
+    for name, value in (("PAIRBUS_LEDGER", ledger), ("SPARK_LOCAL_IP", "127.0.0.1"), ("MPLBACKEND", backend)):
+        monkeypatch.setenv(name, value)
+    if run is in_a_kernel:
+        for name in [name for name in os.environ if name.startswith(("PYSPARK_GATEWAY", "COV_"))]:
+            monkeypatch.delenv(name)
+    with plt.rc_context(), pd.option_context("display.max_columns", None):
+        plots, shown = run(notebook, capsys)
+    plt.close("all")
+    assert plots == 4
     assert "45 rows, 2 of batches" in shown
     assert "every message is accounted for" in shown
     assert "dead_lettered" in shown

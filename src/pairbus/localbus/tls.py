@@ -6,8 +6,6 @@ import os
 import ssl
 from pathlib import Path
 
-import trustme
-
 HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
@@ -16,6 +14,8 @@ def server_context(folder: Path, name: str) -> tuple[ssl.SSLContext, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     ca_file, chain = folder / "ca.pem", folder / "server.pem"
     if not (ca_file.exists() and chain.exists()):
+        import trustme  # a tenth of the time that localbus takes to start, and most never ask for TLS
+
         authority = trustme.CA(organization_name="pairbus localbus")
         leaf = authority.issue_cert(*HOSTS, f"{name}.servicebus.windows.net")
         # The CA's file comes last: where it is, the rest is whole.
