@@ -114,6 +114,7 @@ class Environment:
         self.pip("install", "--constraint", "constraints.txt", "pip")
         self.pip(
             "install",
+            "--no-compile",  # a third of the time it takes; Python compiles what is imported, which is little of it
             "--constraint=constraints.txt",
             "--build-constraint=constraints.txt",
             f"--editable=.[{EXTRAS}]",
