@@ -57,7 +57,7 @@ def queue(bus: LocalBus, admin: ServiceBusAdministrationClient) -> Row:
         with bus_client.get_queue_sender("orders") as sender:
             sender.send_messages([ServiceBusMessage(f"order {n}") for n in range(1, 4)])
         with bus_client.get_queue_receiver("orders") as receiver:
-            received = receiver.receive_messages(3, max_wait_time=5)
+            received = receiver.receive_messages(3, max_wait_time=30)
             for message in received:
                 receiver.complete_message(message)
     bodies = ", ".join(str(m) for m in received)
@@ -71,9 +71,9 @@ def session(bus: LocalBus, admin: ServiceBusAdministrationClient) -> Row:
         with bus_client.get_queue_sender("carts") as sender:
             for n in range(1, 4):
                 sender.send_messages(ServiceBusMessage(f"step {n}", session_id="cart-42"))
-        with bus_client.get_queue_receiver("carts", session_id=NEXT_AVAILABLE_SESSION, max_wait_time=5) as receiver:
+        with bus_client.get_queue_receiver("carts", session_id=NEXT_AVAILABLE_SESSION, max_wait_time=30) as receiver:
             receiver.session.set_state(b"paid")
-            steps = [str(m) for m in receiver.receive_messages(3, max_wait_time=5)]
+            steps = [str(m) for m in receiver.receive_messages(3, max_wait_time=30)]
             state = bytes(receiver.session.get_state()).decode()
             name = receiver.session.session_id
     expect(steps == ["step 1", "step 2", "step 3"] and name == "cart-42", steps)
@@ -99,7 +99,7 @@ def topic(bus: LocalBus, admin: ServiceBusAdministrationClient) -> Row:
         got = {}
         for name in ("big", "gold"):
             with bus_client.get_subscription_receiver("prices", name) as receiver:
-                got[name] = [str(m) for m in receiver.receive_messages(5, max_wait_time=2)]
+                got[name] = [str(m) for m in receiver.receive_messages(5, max_wait_time=30)]
     expect(got == {"big": ["tin 5000", "gold 9000"], "gold": ["gold 50", "gold 9000"]}, got)
     return "a topic with filters", "3 prices", "; ".join(f"{k}: {', '.join(v)}" for k, v in got.items())
 
@@ -110,10 +110,10 @@ def dead_letter(bus: LocalBus, admin: ServiceBusAdministrationClient) -> Row:
         with bus_client.get_queue_sender("bills") as sender:
             sender.send_messages(ServiceBusMessage("bill 7"))
         with bus_client.get_queue_receiver("bills") as receiver:
-            (message,) = receiver.receive_messages(1, max_wait_time=5)
+            (message,) = receiver.receive_messages(1, max_wait_time=30)
             receiver.dead_letter_message(message, reason="unreadable", error_description="no amount on it")
         with bus_client.get_queue_receiver("bills", sub_queue=ServiceBusSubQueue.DEAD_LETTER) as receiver:
-            (dead,) = receiver.receive_messages(1, max_wait_time=5)
+            (dead,) = receiver.receive_messages(1, max_wait_time=30)
             receiver.complete_message(dead)
     expect(dead.dead_letter_reason == "unreadable", dead.dead_letter_reason)
     return (
@@ -148,7 +148,7 @@ def restart(bus: LocalBus, admin: ServiceBusAdministrationClient) -> Row:
     found = 0
     with client(bus) as bus_client, bus_client.get_queue_receiver("kept") as receiver:
         while found < count:
-            received = receiver.receive_messages(count, max_wait_time=5)
+            received = receiver.receive_messages(count, max_wait_time=30)
             if not received:
                 break
             for message in received:

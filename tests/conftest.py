@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from _pytest import runner
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 #: Whose levels our commands set when they run in a process of their own.
@@ -16,6 +17,11 @@ _TALKATIVE = ("azure", "py4j", "pairbus")
 _FIRST = ("tests/spark/", "tests/test_demo.py", "tests/sending/test_outages.py")
 #: Has a JVM of its own.
 _APART = "tests/spark/test_testing_guide.py"
+
+
+# A machine that stalls for a moment is no find; what CI's own profile says besides stays.
+settings.register_profile("pairbus", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("pairbus")
 
 
 def pytest_configure() -> None:

@@ -24,7 +24,7 @@ def measured(folder: Path, module: str, *arguments: str) -> dict[str, Any]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

@@ -21,10 +21,11 @@ from jobs.demo_story.goods import SHARES, Sent
 from jobs.demo_story.reckoning import Reckoning
 from jobs.demo_story.screen import Screen
 from pairbus.sending.status import EntityStatus, PairingStatus
+from tests.sending.conftest import wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Enough for every kind of message, every destination and both ways, few enough for a test.
-MESSAGES = 1200
+MESSAGES = 2400
 
 
 def demo(folder: Path, *options: str) -> list[str]:
@@ -85,16 +86,16 @@ class TestDemo:
             process = subprocess.Popen(
                 demo(tmp_path / "demo"), cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, env=environment
             )
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while not any("SparkSubmit" in line for line in running(tmp_path)):
             assert process.poll() is None, output.read_text()
             assert time.monotonic() < deadline, output.read_text()
             time.sleep(0.1)
         assert sum("pairbus.cli localbus" in line for line in running(tmp_path)) == 2
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 1, output.read_text()
+        assert process.wait(120) == 1, output.read_text()
         assert "interrupted; everything that it had started has stopped" in output.read_text()
-        assert running(tmp_path) == []
+        wait_until(lambda: running(tmp_path) == [], 30, lambda: running(tmp_path))
 
 
 def running(folder: Path) -> list[str]:

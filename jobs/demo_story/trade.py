@@ -38,18 +38,25 @@ class Market:
         plan = {name: max(1, messages * share // whole // SHOPS) for name, share in shares.items()}
         # What whole numbers have left over goes to the first of them.
         plan["orders"] += max(0, -(-messages // SHOPS) - sum(plan.values()))
+        watching = threading.Lock()
+
+        def look() -> None:
+            with watching:
+                watch(len(self.book) - before)
+
         with ThreadPoolExecutor(SHOPS, thread_name_prefix="shop") as threads:
-            trades = [threads.submit(shop.trade, plan, self._stop.is_set) for shop in self._shops]
+            # Who has just sent looks too: on a busy machine this thread may come too late for what is to happen then.
+            trades = [threads.submit(shop.trade, plan, self._stop.is_set, look) for shop in self._shops]
             try:
                 while not all(each.done() for each in trades):
-                    watch(len(self.book) - before)
+                    look()
                     self._stop.wait(0.02)
                 for each in trades:
                     each.result()
             finally:
                 self._stop.set()
         self._stop.clear()
-        watch(len(self.book) - before)
+        look()
 
     def close(self) -> None:
         """No more is sent: keep what the pairing knows of it."""
@@ -68,7 +75,7 @@ class _Shop:
         self._next: Counter[str] = Counter()
         self._turns: Counter[str] = Counter()
 
-    def trade(self, plan: dict[str, int], is_over: Callable[[], bool]) -> None:
+    def trade(self, plan: dict[str, int], is_over: Callable[[], bool], look: Callable[[], None]) -> None:
         left = dict(plan)
         # Each begins with another destination, as shops do.
         names = sorted(left, key=list(SHARES).index)
@@ -79,6 +86,7 @@ class _Shop:
             if count := min(left[name], PARCEL):
                 self._send(name, count)
                 left[name] -= count
+                look()
 
     def _send(self, name: str, count: int) -> None:
         first, turn = self._next[name], self._turns[name]

@@ -485,9 +485,9 @@ async def run_input(bench: Bench, seed: int, number: int, pool: list[list[bytes]
     rng = random.Random(f"{seed}/{number}")
     chosen = pieces(rng, mutate(rng, pool))
     name = f"seed {seed}, input {number} ({b''.join(chosen).hex()[:4000]})"
-    started = time.monotonic()
+    started = time.thread_time()
     transport = await bench.feed(chosen, wait=rng.choice((0.0, 0.0, 6.0, 61.0)))
-    took = time.monotonic() - started
+    took = time.thread_time() - started
     if took > 2.0:
         raise Find(f"{name} took {took:.1f} s")
     if len(transport.written) > 8_000_000:

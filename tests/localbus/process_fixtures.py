@@ -27,10 +27,10 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 from pairbus.localbus import LocalBus
 
 #: No retries, and nothing waits longer than this: a test that fails says so soon.
-QUICK: dict[str, Any] = {"retry_total": 0, "try_timeout": 5}
+QUICK: dict[str, Any] = {"retry_total": 0, "try_timeout": 30}
 #: What a client does not hand down to its senders and receivers. Joining the thread that keeps a link alive takes
 #: half a second whenever one is closed.
-_PER_LINK: dict[str, Any] = {"keep_alive": 0, "auth_timeout": 5, "timeout": 5}
+_PER_LINK: dict[str, Any] = {"keep_alive": 0, "auth_timeout": 30, "timeout": 30}
 
 
 def connect(connection_string: str, **options: Any) -> ServiceBusClient:

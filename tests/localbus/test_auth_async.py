@@ -252,7 +252,7 @@ async def test_a_receiver_s_link_ends_with_its_signature(at: Place) -> None:
     """What was received before it ran out stays received; afterwards the link is closed and the token refused."""
     queue = await at.queue()
     await at.send(queue, "in time")
-    client = holding(at, AzureSasCredential(signature(at, queue, 6)))
+    client = holding(at, AzureSasCredential(signature(at, queue, 20)))
     receiver = at._keep(client.get_queue_receiver(queue))
     await receiver.complete_message(await at.take_one(receiver))
 

@@ -162,7 +162,7 @@ def test_a_killed_bus_comes_back_to_the_same_client(folders: Path, tmp_path: Pat
                 bus.restart()
                 sender.send_messages(ServiceBusMessage("after"))
             with client.get_queue_receiver("orders") as receiver:
-                assert bodies(drain(receiver, 0.5)) == ["before", "after"]
+                assert bodies(drain(receiver, 60, 2)) == ["before", "after"]
 
 
 def test_a_paused_bus_is_frozen_not_gone(folders: Path) -> None:

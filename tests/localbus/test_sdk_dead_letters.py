@@ -103,10 +103,12 @@ async def test_dead_letters_deleted_as_they_are_received(at: Place) -> None:
 @scenario()
 async def test_a_dead_letter_s_lock_ends_and_is_renewed(at: Place) -> None:
     """Its lock lasts as long as its queue's locks do."""
-    queue = await at.queue(lock_duration=timedelta(seconds=3))
+    queue = await at.queue()
     await bury(at, queue, "a")
+    await at.update_queue(queue, lock_duration=timedelta(seconds=3))
     receiver = grave(at, queue)
     first = await at.take_one(receiver)
+    await at.update_queue(queue, lock_duration=timedelta(minutes=1))
     second = await at.take_one(receiver)
     assert second.delivery_count == first.delivery_count, "nothing is counted here"
     with pytest.raises(MessageLockLostError):

@@ -120,7 +120,7 @@ async def test_iterating_a_receiver(at: Place) -> None:
     """A receiver can be looped over; the loop ends when nothing has come for `max_wait_time`."""
     queue = await at.queue()
     await at.send(queue, "a", "b", "c")
-    receiver = at.receiver(queue, max_wait_time=1, prefetch_count=2)
+    receiver = at.receiver(queue, max_wait_time=10, prefetch_count=2)
     seen = []
     async for message in receiver:
         seen.append(str(message))
@@ -346,6 +346,7 @@ async def test_a_lock_ends_at_its_time(at: Place) -> None:
     await at.send(queue, "x")
     receiver = at.receiver(queue)
     first = await at.take_one(receiver)
+    await at.update_queue(queue, lock_duration=timedelta(minutes=1))
     again = await at.take_one(receiver)
     assert datetime.now(timezone.utc) >= first.locked_until_utc
     assert (again.delivery_count, again.sequence_number) == (1, first.sequence_number)
@@ -363,6 +364,7 @@ async def test_the_server_itself_refuses_a_lost_lock(at: Place) -> None:
     await at.send(queue, "x")
     receiver = at.receiver(queue)
     first = await at.take_one(receiver)
+    await at.update_queue(queue, lock_duration=timedelta(minutes=1))
     second = await at.take_one(receiver)
 
     def ask(token: object, operation: str, **body: object) -> tuple[int, str | None]:
@@ -384,7 +386,7 @@ async def test_the_server_itself_refuses_a_lost_lock(at: Place) -> None:
 @scenario()
 async def test_a_renewed_lock_lasts(at: Place) -> None:
     """Renewing moves a lock's end; the message is not given to others meanwhile."""
-    queue = await at.queue(lock_duration=timedelta(seconds=3))
+    queue = await at.queue(lock_duration=timedelta(seconds=10))
     await at.send(queue, "x")
     receiver = at.receiver(queue)
     message = await at.take_one(receiver)
@@ -434,7 +436,9 @@ async def test_a_scheduled_message_comes_at_its_time(at: Place) -> None:
     """Not before its time; then at the end of the queue, under a new number."""
     queue = await at.queue()
     sender, receiver = at.sender(queue), at.receiver(queue)
-    when = soon(4)
+    await sender.__aenter__()
+    await receiver.__aenter__()
+    when = soon(12)
     (number,) = await sender.schedule_messages(ServiceBusMessage("later", message_id="m"), when)
     await at.settled(queue, scheduled=1)
     await at.send(queue, "now")
@@ -509,7 +513,7 @@ async def test_a_locked_message_does_not_expire_under_its_holder(at: Place) -> N
     receiver = at.receiver(queue)
     await receiver.__aenter__()  # both are open before the messages' short lives begin
     await at.send(queue, ServiceBusMessage(b"", content_type=PING))
-    short = timedelta(seconds=3)
+    short = timedelta(seconds=10)
     await at.send(queue, *(ServiceBusMessage(text, time_to_live=short) for text in "ab"))
     a, b = await at.take(receiver, 2)
 
@@ -559,7 +563,7 @@ async def test_a_scheduled_duplicate_has_a_number(at: Place) -> None:
 async def test_the_duplicate_window_ends(at: Place) -> None:
     """After the window the same message id is a new message."""
     queue = await at.queue(
-        requires_duplicate_detection=True, duplicate_detection_history_time_window=timedelta(seconds=3)
+        requires_duplicate_detection=True, duplicate_detection_history_time_window=timedelta(seconds=10)
     )
 
     async def two_are_in() -> bool:

@@ -32,7 +32,7 @@ async def test_competing_receivers_share_a_queue_without_loss(at: Place) -> None
     seen: list[list[str]] = [[] for _ in range(4)]
 
     async def drain(mine: list[str]) -> None:
-        receiver = at.receiver(queue, prefetch_count=20, max_wait_time=2)
+        receiver = at.receiver(queue, prefetch_count=20, max_wait_time=10)
         async for message in receiver:
             await receiver.complete_message(message)
             mine.append(str(message))
@@ -121,8 +121,8 @@ async def test_settling_with_properties_changes_the_message(at: Place, case: str
 @scenario()
 async def test_the_sdk_s_own_renewer_keeps_a_lock(at: Place) -> None:
     """AutoLockRenewer holds a message, and a session, beyond their lock's time."""
-    queue = await at.queue(lock_duration=timedelta(seconds=4))
-    sessions = await at.queue(lock_duration=timedelta(seconds=4), requires_session=True)
+    queue = await at.queue(lock_duration=timedelta(seconds=12))
+    sessions = await at.queue(lock_duration=timedelta(seconds=12), requires_session=True)
     await at.send(queue, "x")
     await at.send(sessions, ServiceBusMessage("y", session_id="s"))
     renewer: Any = SyncAutoLockRenewer() if at.kind == "sync" else AutoLockRenewer()
@@ -175,6 +175,7 @@ async def test_a_store_changes_nothing_for_a_client(at: Place) -> None:
         await at.send(queue, ServiceBusMessage("a", message_id="a"))
     await at.settled(queue, active=1)
     first = await at.take_one(receiver)
+    await at.update_queue(queue, lock_duration=timedelta(minutes=1))
     again = await at.take_one(receiver)
     assert again.delivery_count == 1
     with pytest.raises(MessageLockLostError):

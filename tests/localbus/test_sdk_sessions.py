@@ -213,12 +213,13 @@ async def test_a_scheduled_message_opens_its_session_at_its_time(at: Place) -> N
 @scenario()
 async def test_a_renewed_session_lasts(at: Place) -> None:
     """Renewing moves the end of the session's lock: it is held, and settles, beyond its first end."""
-    queue = await at.queue(requires_session=True, lock_duration=timedelta(seconds=3))
+    queue = await at.queue(requires_session=True, lock_duration=timedelta(seconds=10))
     await at.send(queue, *of("s", "1"))
     receiver = accept(at, queue, "s")
     message = await at.take_one(receiver)
     session = receiver.session
     first_end = session.locked_until_utc
+    await at.update_queue(queue, lock_duration=timedelta(minutes=1))
 
     async def past_first_end() -> bool:
         assert await session.renew_lock() > first_end
@@ -234,11 +235,12 @@ async def test_a_renewed_session_lasts(at: Place) -> None:
 @scenario()
 async def test_a_session_whose_lock_ends_is_free_and_its_deliveries_count(at: Place) -> None:
     """At the end of its lock another may accept it; what was delivered counts; the old holder has lost it."""
-    queue = await at.queue(requires_session=True, lock_duration=timedelta(seconds=3))
+    queue = await at.queue(requires_session=True, lock_duration=timedelta(seconds=6))
     await at.send(queue, *of("s", "1", "2"))
     loser = accept(at, queue, "s")
     lost = await at.take_one(loser)
-    winner = accept(at, queue, wait=20)
+    await at.update_queue(queue, lock_duration=timedelta(minutes=1))
+    winner = accept(at, queue, wait=60)
     assert await opened(winner) == "s"
     await winner.session.renew_lock()
     again = await at.take_one(winner)

@@ -392,7 +392,8 @@ async def test_scheduled_on_a_topic(at: Place) -> None:
     topic = await at.topic()
     await at.subscription(topic)
     sender = at.sender(topic, topic=True)
-    when = soon(4)
+    await sender.__aenter__()
+    when = soon(12)
     numbers = await sender.schedule_messages([ServiceBusMessage("cancelled"), ServiceBusMessage("kept")], when)
     await sender.cancel_scheduled_messages(numbers[0])
     runtime = await asyncio.to_thread(at.admin.get_topic_runtime_properties, topic)
@@ -460,7 +461,7 @@ async def test_a_subscription_s_status(at: Place) -> None:
     await asyncio.to_thread(at.admin.update_subscription, topic, found)
     await publish(at, topic, "x")
     with pytest.raises(MessagingEntityDisabledError):
-        await deleting(at, topic).receive_messages(1, max_wait_time=1)
+        await deleting(at, topic).receive_messages(1, max_wait_time=60)
     found.status = "Active"
     await asyncio.to_thread(at.admin.update_subscription, topic, found)
     assert bodies(await at.take(deleting(at, topic), 1)) == ["x"]

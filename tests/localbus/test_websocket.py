@@ -52,10 +52,12 @@ async def test_the_sdk_speaks_it(at: Place, case: str) -> None:
     cls = ServiceBusClient if at.kind == "sync" else AsyncServiceBusClient
     connection_string, options = over_websockets(at.bus, case)
     async with Face(cls.from_connection_string(connection_string, **options)) as client:
-        async with client.get_queue_sender(queue) as sender:
+        # The sync client gives a WebSocket one second for each step.
+        patience = {"socket_timeout": 10} if at.kind == "sync" else {}
+        async with client.get_queue_sender(queue, **patience) as sender:
             await sender.send_messages(ServiceBusMessage(b"x" * BIG))
             await sender.send_messages([ServiceBusMessage("a"), ServiceBusMessage("b")])
-        async with client.get_queue_receiver(queue) as receiver:
+        async with client.get_queue_receiver(queue, **patience) as receiver:
             big, *small = await at.take(receiver, 3)
             assert (len(str(big)), bodies(small)) == (BIG, ["a", "b"])
             for message in (big, *small):
@@ -67,7 +69,7 @@ def test_event_hubs_speak_it(bus: LocalBus) -> None:
     """Its producer uses the same path."""
     connection_string, options = over_websockets(bus, "ws")
     with EventHubProducerClient.from_connection_string(
-        connection_string, eventhub_name="telemetry", **options
+        connection_string, eventhub_name="telemetry", socket_timeout=10, **options
     ) as producer:
         producer.send_event(EventData("hello"))
         assert producer.get_partition_properties("0")["last_enqueued_sequence_number"] == 0

@@ -145,7 +145,10 @@ class Ledger:
             span[1] = time.monotonic()
 
     def _excused(self, entry: Entry) -> bool:
-        return any(begin <= entry.ended and entry.began <= end for begin, end in self._lost)
+        # One that has lasted as long as the shortest time-out may have waited in vain for an answer that came later.
+        return entry.ended - entry.began >= 1.0 or any(
+            begin <= entry.ended and entry.began <= end for begin, end in self._lost
+        )
 
     # --- what is there -------------------------------------------------------------------------------------
 

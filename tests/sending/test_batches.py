@@ -24,7 +24,7 @@ from tests.localbus.process_fixtures import connect
 from tests.sending.conftest import Pair
 from tests.sending.ledger import KEY, Ledger, key_of, peek
 
-QUICK: dict[str, Any] = {"send_timeout": 5.0}
+QUICK: dict[str, Any] = {"send_timeout": 20.0}
 
 
 @pytest.fixture

@@ -95,7 +95,8 @@ def story(pair: Pair, way: Callable[[LocalBus, str], Namespace]) -> tuple[int, i
     ):
         sender.send_messages(ServiceBusMessage("direct"))
         fault = pair.primary.faults.unavailable(queue)
-        sender.send_messages(ServiceBusMessage("parked"), timeout=1.5)
+        pair.declare_down(bus, queue)
+        sender.send_messages(ServiceBusMessage("parked"))
         pair.primary.faults.clear(fault)
         wait_until(lambda: bus.status().entities[queue].state == "available")
         sender.send_messages(ServiceBusMessage("again"))
@@ -309,9 +310,9 @@ def test_a_primary_that_cannot_be_asked_keeps_no_application_from_starting(
     queue = pair.queue()
     pair.primary.kill() if way == "killed" else pair.primary.pause()
     begun = time.monotonic()
-    bus = pair.pairing(primary=of(pair.primary, pair.name, wrong_key(pair)))
+    bus = pair.pairing(primary=of(pair.primary, pair.name, wrong_key(pair)), backlog_queue_count=1)
     assert time.monotonic() - begun < 1 + SLACK
-    bus.get_queue_sender(queue).send_messages(ServiceBusMessage("parked"), timeout=1.5)
+    bus.get_queue_sender(queue).send_messages(ServiceBusMessage("parked"), timeout=6)
     assert pair.parked_bodies() == ["parked"]
     wait_until(lambda: not any("credential" in name for name in pairbus_threads()), why=pairbus_threads)
 

@@ -7,6 +7,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -21,10 +22,10 @@ from pairbus.sending.lanes import Lane
 from tests.localbus.process_fixtures import sas_token
 from tests.sending.conftest import Pair, wait_until
 
-#: So little time that the SDK's own way of trying again (after 1.6, then 3.2 s) soon comes to its end.
-BRIEF = 1.5
-#: The same for a send that is to be parked: half of the time is for one backlog queue, whose link is not open yet.
-BRIEF_PARKED = 3.0
+#: How long a send to a silent primary takes; and one that is then parked, through a link that is not open yet.
+BRIEF, BRIEF_PARKED = 1.5, 6.0
+#: For all that is answered at once.
+AMPLE = 30.0
 LONG = 3000
 
 
@@ -46,6 +47,11 @@ class Row:
 
     def __str__(self) -> str:
         return self.name if self.link else f"{self.name}-no-link"
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing is answered, so that every send takes as long as it may."""
+        return self.error is TIMEOUT and self.name != "timeout-of-service"
 
 
 def fault(kind: str, *first: Any, **parameters: Any) -> Callable[[Pair, str], int]:
@@ -165,7 +171,7 @@ CONFIGURATION = [
 def begin(pair: Pair, row: Row, interval: float) -> tuple[PairedNamespace, str, PairedSender, Callable[[], None]]:
     """A pairing, a queue and its sender, after it has happened; and how to undo it."""
     queue = pair.queue(**row.settings)
-    bus = pair.pairing(primary=row.primary(pair), failover_interval=interval, send_timeout=10)
+    bus = pair.pairing(primary=row.primary(pair), failover_interval=interval, send_timeout=10, backlog_queue_count=1)
     sender = bus.get_queue_sender(queue)
     if row.link:
         sender.__enter__()
@@ -186,7 +192,7 @@ def raised_before_the_failover(pair: Pair, row: Row) -> None:
     bus, queue, sender, undo = begin(pair, row, LONG)
     message = row.message()
     with pytest.raises(ServiceBusError) as caught:
-        sender.send_messages(message, timeout=BRIEF)
+        sender.send_messages(message, timeout=BRIEF if row.silent else AMPLE)
     assert type(caught.value) is row.error
     assert caught.value.messages == [message]
     assert state(bus, queue) == "suspect"
@@ -200,7 +206,7 @@ def raised_before_the_failover(pair: Pair, row: Row) -> None:
 
 def parked_from_the_failover_on(pair: Pair, row: Row) -> None:
     bus, queue, sender, undo = begin(pair, row, 0)
-    sender.send_messages(row.message(), timeout=BRIEF_PARKED)
+    sender.send_messages(row.message(), timeout=BRIEF_PARKED if row.silent else AMPLE)
     assert state(bus, queue) == "failed over"
     assert pair.parked_bodies() == ["x"]
     assert bus.status().entities[queue].parked == 1
@@ -220,6 +226,14 @@ def no_outage(pair: Pair, row: Row) -> None:
     assert_parked(pair, 0)
 
 
+@contextmanager
+def no_retries() -> Iterator[None]:
+    """What the service answers counts at once, and not after 1.6 and 3.2 s more."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pairbus.sending.sender._RETRIES", 0)
+        yield
+
+
 class SideBySide:
     """All checks of rows that strike one queue only, run at once: each waits much and does little."""
 
@@ -230,7 +244,7 @@ class SideBySide:
             (check, row) for row in COUNTING for check in (raised_before_the_failover, parked_from_the_failover_on)
         ]
         wanted += [(no_outage, row) for row in CONFIGURATION]
-        with ThreadPoolExecutor(10) as pool:
+        with no_retries(), ThreadPoolExecutor(10) as pool:
             self._found = {
                 (check, str(row)): pool.submit(self._run, check, row)
                 for check, row in wanted
@@ -248,7 +262,8 @@ class SideBySide:
         """Raise what the check has raised; run it now if it strikes the whole process."""
         found = self._found.get((check, str(row)))
         if found is None:
-            check(request.getfixturevalue("pair"), row)
+            with no_retries():
+                check(request.getfixturevalue("pair"), row)
         else:
             found.result()
 

@@ -72,7 +72,7 @@ def test_an_entity_that_is_found_well_and_fails_again_holds_no_caller(pair: Pair
 def test_a_call_that_the_sdk_does_not_bound_is_cut(pair: Pair) -> None:
     """The SDK waits for ever, as it does after answers that it does not understand: the guard ends it in time."""
     queue = pair.queue()
-    bus = pair.pairing(send_timeout=2)
+    bus = pair.pairing(send_timeout=6, backlog_queue_count=1)
     sender = bus.get_queue_sender(queue)
     sender.send_messages(ServiceBusMessage("before"))
     (lane,) = bus._entities[queue].lanes._idle
@@ -86,10 +86,10 @@ def test_a_call_that_the_sdk_does_not_bound_is_cut(pair: Pair) -> None:
 
     lane._sender.send_messages = wait_for_ever
     sending = Sending(sender, ServiceBusMessage("parked"))
-    sending.join(20)
+    sending.join(60)
     assert not sending.is_alive()
     assert sending.error is None
-    assert "No answer to a send within 2 s" in (bus.status().entities[queue].last_error or "")
+    assert "No answer to a send within 6 s" in (bus.status().entities[queue].last_error or "")
     assert pair.parked_bodies() == ["parked"]
 
 
@@ -204,7 +204,7 @@ def test_nothing_new_is_begun_once_the_pairing_is_closed(pair: Pair, open_first:
     sending = Sending(sender, message)
     wait_until(lambda: bus._guard.deadlines)
     bus.close()
-    sending.join(5)
+    sending.join(50)
     assert not sending.is_alive()
     assert sending.error.messages == [message]
     assert pair.parked() == 0
@@ -222,9 +222,9 @@ def test_a_send_that_ends_well_while_the_pairing_closes_leaves_no_connection(pai
     (lane,) = lanes._idle
     with pair.primary.faults.during("latency", queue, delay=0.5):
         sending = Sending(sender, ServiceBusMessage("slow"))
-        wait_until(lambda: bus._guard.deadlines)
+        wait_until(lambda: bus._guard.deadlines or not sending.is_alive())
         bus.close()
-        sending.join(10)
+        sending.join(50)
     assert sending.error is None
     assert lanes._idle == []
     wait_until(lambda: lane._sender._shutdown.is_set(), why="the connection is left open")

@@ -604,21 +604,21 @@ OUTAGES: dict[str, Callable[[Hubs, str], object]] = {
 def test_an_outage_parks(hubs: Hubs, outage: str, opened: bool) -> None:
     """Whatever goes wrong, with a link that is open or none yet: parked in bounded time, and at once from then on."""
     hub = hubs.hub()
-    bus = hubs.pairing(send_timeout=1)
+    bus = hubs.pairing(send_timeout=6, backlog_queue_count=1)
     with bus.get_event_hub_producer(hub) as producer:
         if opened:
-            producer.send_event(event("before"), timeout=10)
+            producer.send_event(event("before"), timeout=30)
         OUTAGES[outage](hubs, hub)
         began = time.monotonic()
         producer.send_event(event("parked"), partition_key="k")
-        assert time.monotonic() - began < 2 * 1 + SLACK
+        assert time.monotonic() - began < 2 * 6 + SLACK
         assert hubs.state(bus, hub) == "failed over"
         lasted = []
-        for _ in range(5):  # the quickest of some: whoever asked the primary first would need a second every time
+        for _ in range(5):  # the quickest of some: whoever asked the primary first would need six seconds every time
             began = time.monotonic()
             producer.send_batch([event("parked too")])
             lasted.append(time.monotonic() - began)
-        assert min(lasted) < 0.9
+        assert min(lasted) < 3
     assert sorted(hubs.pair.parked_bodies()) == ["parked", *["parked too"] * 5]
     hubs.heal()
     expected = ["before"] if opened else []
@@ -661,12 +661,12 @@ def test_before_failover_it_is_the_sdks_error(hubs: Hubs) -> None:
     hub = hubs.hub()
     bus = hubs.pairing(failover_interval=1, send_timeout=1)
     with bus.get_event_hub_producer(hub) as producer:
-        producer.send_event(event("before"))
+        producer.send_event(event("before"), timeout=30)
         hubs.bus.pause()
         with pytest.raises(OperationTimeoutError):
             producer.send_event(event("early"))
         assert hubs.state(bus, hub) == "suspect"
-        wait_until(lambda: _parks(producer), 10)
+        wait_until(lambda: _parks(producer))
         hubs.bus.resume()
     assert hubs.state(bus, hub) == "failed over"
 
@@ -674,7 +674,7 @@ def test_before_failover_it_is_the_sdks_error(hubs: Hubs) -> None:
 def _parks(producer: PairedEventHubProducer) -> bool:
     try:
         producer.send_event(event("late"))
-    except EventHubError:
+    except (EventHubError, BacklogUnavailableError):
         return False
     return True
 
@@ -733,7 +733,7 @@ def test_hubs_partitions_and_queues_fail_one_by_one(hubs: Hubs) -> None:
         bus.get_queue_sender(hub) as sender,
     ):
         hubs.bus.faults.unavailable(hub)
-        producer.send_event(event("parked"), partition_id="0", timeout=1)
+        producer.send_event(event("parked"), partition_id="0", timeout=6)
         assert hubs.state(bus, f"{hub}/Partitions/0") == "failed over"
         another.send_event(event("direct"))
         sender.send_messages(ServiceBusMessage("direct"))
@@ -772,7 +772,7 @@ def test_nothing_is_lost_while_hubs_come_and_go(hubs: Hubs) -> None:
     """Threads send in all forms while the hub's process is killed and comes back: every event whose send returned is
     in the hub or in a backlog queue, unchanged in its key, and no other than those whose answer was lost is twice."""
     hub = hubs.hub()
-    bus = hubs.pairing(ping_primary_interval=1, send_timeout=4)
+    bus = hubs.pairing(ping_primary_interval=1, send_timeout=20)
     accepted: set[str] = set()
     ending = threading.Event()
     trouble: list[BaseException] = []
@@ -835,7 +835,7 @@ def test_a_hub_that_comes_back_while_a_list_is_parked_gets_the_rest(
     bus = hubs.pairing(backlog_queue_count=1)
     with bus.get_event_hub_producer(hub) as producer:
         hubs.bus.faults.unavailable(hub)
-        producer.send_event(event("first"), timeout=1)
+        producer.send_event(event("first"), timeout=6)
         hubs.bus.faults.clear()
         entity = bus._entities[hubs.name(hub)]
         send, sends = bus.backlog._send, []
@@ -872,7 +872,7 @@ def test_when_nobody_takes_them_the_error_has_the_events(hubs: Hubs) -> None:
 def test_a_batch_can_be_made_while_the_hub_is_down(hubs: Hubs) -> None:
     """With the last known limit, or with what every hub takes."""
     hub, unknown = hubs.hub(), hubs.hub()
-    bus = hubs.pairing(send_timeout=2)
+    bus = hubs.pairing(send_timeout=20)
     with bus.get_event_hub_producer(hub) as producer, bus.get_event_hub_producer(unknown) as another:
         producer.send_event(event("before"))
         hubs.kill()
@@ -945,7 +945,7 @@ def test_closing(hubs: Hubs) -> None:
     again = bus.get_event_hub_producer(hub)
     again.send_event(event("2"), partition_id="0")
     hubs.bus.pause()
-    again.send_event(event("parked"), partition_id="0", timeout=1)
+    again.send_event(event("parked"), partition_id="0", timeout=6)
     began = time.monotonic()
     bus.close()
     assert time.monotonic() - began < 5 + SLACK

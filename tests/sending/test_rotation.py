@@ -18,7 +18,7 @@ from pairbus.sending.classification import condition_of
 from tests.sending.conftest import Pair, wait_until
 from tests.sending.ledger import Ledger
 
-QUICK: dict[str, Any] = {"send_timeout": 8.0}
+QUICK: dict[str, Any] = {"send_timeout": 16.0}
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_a_key_that_may_not_send_moves_to_a_queue_where_it_may(pair: Pair, ledge
 def test_a_queue_is_tried_again_after_the_ping_interval(pair: Pair, ledger: Ledger) -> None:
     """A queue that had left is used again when its time is over, and a long outage cannot use the rotation up."""
     queue = pair.queue()
-    bus = pair.pairing(backlog_queue_count=1, ping_primary_interval=1.0, **QUICK)
+    bus = pair.pairing(backlog_queue_count=1, ping_primary_interval=10.0, **QUICK)
     only = queue_path(pair.name, 0)
     pair.primary.faults.unavailable(queue)
     with bus.get_queue_sender(queue) as sender:

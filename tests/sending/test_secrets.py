@@ -159,7 +159,7 @@ def test_a_whole_story_shows_no_secret(pair: Pair, everything: Everything) -> No
     said.error_of(BacklogUnavailableError, lambda: sender.send_messages(ServiceBusMessage("nowhere")))
     said.hear(bus.status(), json.dumps(bus.status().as_dict(), default=str))
     pair.primary.restart()
-    wait_until(lambda: bus.status().entities[queue].state == "available")
+    wait_until(lambda: pair.told("failed back"))
     pair.secondary.restart()
     bus.close()
     said.error_of(ValueError, lambda: sender.send_messages(ServiceBusMessage("late")))

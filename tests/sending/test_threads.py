@@ -151,6 +151,7 @@ def torture(pair: Pair, seed: int, seconds: float, *, shared: bool) -> tuple[Led
             60,
             bus.status,
         )
+        wait_until(lambda: troubles or sum(each.accepted or False for each in list(ledger.entries.values())) > 50)
         ending.set()
         for thread in threads:
             thread.join(60)
@@ -158,7 +159,7 @@ def torture(pair: Pair, seed: int, seconds: float, *, shared: bool) -> tuple[Led
     assert not stuck, f"{stuck} still send"
     assert not troubles, troubles
     for sender in senders:
-        ledger.must_send(sender, ledger.messages(2))
+        ledger.must_send(sender, ledger.messages(2), timeout=60)
     return ledger, done, bus
 
 

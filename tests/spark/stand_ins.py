@@ -52,7 +52,8 @@ class UntilStopped:
         self.folder = folder
 
     def __call__(self, *, queue_index: int, journal: Any, stop: Any, **others: Any) -> QueueSummary:
-        number = 0
+        number = 1
+        journal.write(row(number))
         (self.folder / f"begun-{queue_index}").touch()
         while not stop():
             number += 1

@@ -98,7 +98,7 @@ class TestOnce:
         """`query.lastProgress` has the batch's counts, though the drained frame has only one action."""
         queue = pair.queue()
         backlog.park({0: queue}, 40)
-        job = syphon(spark, backlog.config())
+        job = syphon(spark, backlog.config(task_budget=60))
         job.run_once()
         assert job.query is not None
         assert job.query.lastProgress is not None
@@ -218,14 +218,14 @@ class TestContinuous:
         later is seen by the next question, and comes home."""
         queue = pair.queue()
         job = started(backlog.config(idle_poll_interval=1))
-        wait_until(lambda: is_waiting(job), 30, lambda: job.query.status)
+        wait_until(lambda: is_waiting(job), 120, lambda: job.query.status)
         assert tasks_of(spark, job) == 0
         backlog.park({1: queue}, 10)
         wait_until(lambda: pair.arrived(queue) == 10, 60, lambda: job.query.status)
         wait_until(lambda: job.last_batch is not None, 30)
         assert job.last_batch is not None
         assert job.last_batch.before == {0: 0, 1: 10}
-        assert tasks_of(spark, job) > 0
+        wait_until(lambda: tasks_of(spark, job) > 0)
 
     def test_a_secondary_that_comes_back_is_drained(
         self, spark: SparkSession, pair: Pair, backlog: Backlog, started: Callable[..., Syphon]
@@ -235,7 +235,7 @@ class TestContinuous:
         backlog.park({0: queue}, 5)
         pair.secondary.kill()
         job = started(backlog.config())
-        wait_until(lambda: is_waiting(job), 30, lambda: job.query.status)
+        wait_until(lambda: is_waiting(job), 120, lambda: job.query.status)
         pair.secondary.restart()
         wait_until(lambda: pair.arrived(queue) == 5, 60, lambda: job.query.status)
         assert job.query.exception() is None

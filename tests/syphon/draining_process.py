@@ -21,7 +21,7 @@ def main() -> None:
         secondary=secondary,
         queue_index=0,
         journal=journal,
-        options=DrainOptions(window_messages=given["window"], budget=60.0, max_rate=150.0),
+        options=DrainOptions(window_messages=given["window"], budget=60.0, max_rate=60.0),
     )
     journal.close()
     print(summary.delivered)

@@ -37,6 +37,9 @@ from tests.syphon.counting import (
 )
 
 WINDOW = 60
+#: How long locks last: short where they must end, long where none may, however busy the machine is.
+SHORT, LONG = 2.0, 60.0
+WITH_LONG_LOCKS = pytest.mark.parametrize("trouble", [LONG], indirect=True)
 Background = Callable[..., InBackground]
 
 
@@ -50,7 +53,7 @@ def short_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 class Trouble:
     """Messages of sessions and without, for one queue, that come home in spite of it all."""
 
-    def __init__(self, pair: Pair, backlog: Backlog, in_background: Background) -> None:
+    def __init__(self, pair: Pair, backlog: Backlog, in_background: Background, lock: float) -> None:
         self.pair = pair
         self.backlog = backlog
         self._in_background = in_background
@@ -61,7 +64,7 @@ class Trouble:
         self.free = [encoded("x", id=f"free-{number}") for number in range(60)]
         self.ids = ids(self.sessions) + ids(self.free)
         parked = [each for at in range(60) for each in (*self.sessions[4 * at : 4 * at + 4], self.free[at])]
-        park_many(backlog, self.queue, parked, lock_duration=timedelta(seconds=2))
+        park_many(backlog, self.queue, parked, lock_duration=timedelta(seconds=lock))
 
     def drain(self, **options: Any) -> Any:
         given = {"window_messages": WINDOW, "answer_timeout": self.patience, **options}
@@ -69,7 +72,7 @@ class Trouble:
 
     def start(self, **options: Any) -> InBackground:
         """A drain that takes a while; it has begun to deliver."""
-        self.pair.primary.faults.latency(0.02, self.queue)
+        self.pair.primary.faults.latency(0.1, self.queue)
         started = self._in_background(lambda: self.drain(**options))
         wait_until(lambda: len(self.backlog.journal.rows) > 40 or not started.is_alive())
         assert started.is_alive(), started.summary
@@ -87,8 +90,8 @@ class Trouble:
 
 
 @pytest.fixture
-def trouble(pair: Pair, backlog: Backlog, in_background: Background) -> Trouble:
-    return Trouble(pair, backlog, in_background)
+def trouble(request: pytest.FixtureRequest, pair: Pair, backlog: Backlog, in_background: Background) -> Trouble:
+    return Trouble(pair, backlog, in_background, getattr(request, "param", SHORT))
 
 
 def _kill_primary(pair: Pair) -> None:
@@ -124,19 +127,20 @@ def test_a_process_that_is_killed_or_frozen(trouble: Trouble, happens: Callable[
     started = trouble.start()
     happens(trouble.pair)
     started.result()
-    trouble.check(trouble.finish(), WINDOW)
+    trouble.check(trouble.finish(), 2 * WINDOW)
 
 
 @pytest.mark.parametrize(
-    ("side", "fault", "parameters", "most"),
+    ("trouble", "side", "fault", "parameters", "most"),
     [
-        ("primary", "lost_accept", {"rate": 0.1, "count": 2}, 2 * WINDOW),
-        ("secondary", "lost_settle", {"rate": 0.1, "count": 3}, 0),
-        ("secondary", "late_settle", {"delay": 0.3, "seconds": 2.0}, 0),
-        ("secondary", "lock_lost", {"rate": 0.2, "count": 20}, 20),
-        ("primary", "drop", {"after": 100, "count": 2}, 2 * WINDOW),
-        ("secondary", "drop", {"after": 100, "count": 2}, 2 * WINDOW),
+        (SHORT, "primary", "lost_accept", {"rate": 0.1, "count": 2}, 2 * WINDOW),
+        (6.0, "secondary", "lost_settle", {"rate": 0.1, "count": 3}, 0),
+        (LONG, "secondary", "late_settle", {"delay": 0.3, "seconds": 2.0}, 0),
+        (LONG, "secondary", "lock_lost", {"rate": 0.2, "count": 20}, 20),
+        (SHORT, "primary", "drop", {"after": 100, "count": 2}, 2 * WINDOW),
+        (SHORT, "secondary", "drop", {"after": 100, "count": 2}, 2 * WINDOW),
     ],
+    indirect=["trouble"],
 )
 def test_an_answer_that_is_lost(trouble: Trouble, side: str, fault: str, parameters: dict[str, Any], most: int) -> None:
     """On either side, of any kind: in doubt is what may come twice, and all of it has arrived."""
@@ -155,6 +159,7 @@ def test_an_answer_that_is_lost(trouble: Trouble, side: str, fault: str, paramet
         assert backlog.journal.of("in doubt") == []
 
 
+@WITH_LONG_LOCKS
 def test_without_trouble_nothing_is_in_doubt(trouble: Trouble) -> None:
     """Each message has exactly one row, and came once."""
     summary = trouble.drain()
@@ -171,7 +176,7 @@ def test_a_queue_with_locked_messages_is_not_empty(trouble: Trouble) -> None:
     summary = trouble.drain(budget=0.3)
     assert trouble.backlog.depth() > 0
     assert not summary.empty
-    trouble.check(trouble.finish(), WINDOW)
+    trouble.check(trouble.finish(), 2 * WINDOW)
 
 
 @pytest.mark.parametrize("rows_before", [1, 120])
@@ -197,7 +202,7 @@ def test_a_draining_process_that_is_killed(trouble: Trouble, tmp_path: Path, row
         assert process.stdin is not None
         process.stdin.write(json.dumps(given))
         process.stdin.close()
-        wait_until(lambda: len(_rows(tmp_path / "journal")) >= rows_before, 30)
+        wait_until(lambda: len(_rows(tmp_path / "journal")) >= rows_before)
         process.send_signal(signal.SIGKILL)
         assert process.wait(10) == -signal.SIGKILL
     first = _rows(tmp_path / "journal")
@@ -222,6 +227,7 @@ def _rows(folder: Path) -> list[str]:
     return found
 
 
+@WITH_LONG_LOCKS
 @pytest.mark.parametrize("drains", [2, 5])
 def test_many_drains_of_one_queue_at_once(trouble: Trouble, in_background: Background, drains: int) -> None:
     """Receivers compete: nothing is lost, and nothing comes twice because of it."""
@@ -264,6 +270,7 @@ def _drain_until(backlog: Backlog, done: Callable[[], bool]) -> Any:
             return summary
 
 
+@WITH_LONG_LOCKS
 def test_what_cannot_be_sent_stays_and_is_counted(trouble: Trouble) -> None:
     """A destination that is full for good: all of it is in the backlog, nothing has arrived, nothing has a row."""
     trouble.pair.primary.faults.quota_exceeded(trouble.queue)

@@ -191,7 +191,7 @@ def test_a_batch_is_larger_than_a_frame(pair: Pair, backlog: Backlog, transfers:
     bodies = [f"{number:02}" * 4500 for number in range(40)]
     parked = [encoded(body, session="one") for body in bodies]
     park_many(backlog, queue, parked)
-    pair.primary.faults.latency(0.01, queue)
+    pair.primary.faults.latency(0.1, queue)
     assert backlog.drain().delivered == 40
     assert max(transfers) * 9000 > 2 * 65_536
     assert pair.bodies(queue) == bodies
@@ -262,14 +262,14 @@ def test_a_backlog_that_is_dropped_in_the_middle(pair: Pair, backlog: Backlog, m
     monkeypatch.setattr(pace.LockClock, "RANGE", (1.0, 60.0))
     queue = pair.queue()
     parked = in_sessions(10, 30) + [encoded("x", id=f"free-{number}") for number in range(20)]
-    park_many(backlog, queue, parked, lock_duration=timedelta(seconds=2))
+    park_many(backlog, queue, parked, lock_duration=timedelta(seconds=5))
     pair.primary.faults.latency(0.02, queue)
     pair.secondary.faults.drop(backlog.path(), after=150, count=1)
     summary = backlog.drain(window_messages=60)
     assert summary.empty
     came = arrivals(backlog, queue)
     assert_in_order(parked[:300], [each for each in came if each.session is not None])
-    assert_conserved(backlog, ids(parked), came, most_repeats=60)
+    assert_conserved(backlog, ids(parked), came, most_repeats=120)
 
 
 def test_held_and_drained_again_and_again(pair: Pair, backlog: Backlog) -> None:
@@ -279,7 +279,7 @@ def test_held_and_drained_again_and_again(pair: Pair, backlog: Backlog) -> None:
     park_many(backlog, queue, parked)
     pair.primary.faults.latency(0.01, queue)
     pair.primary.faults.busy(queue, rate=0.3, count=20)
-    for _ in range(60):
+    for _ in range(200):
         backlog.drain(budget=0.3, window_messages=10)
         if not backlog.depth():
             break

@@ -78,7 +78,7 @@ def test_the_message_that_ends_the_link_is_found(
     ]
     park_many(backlog, "orders", parked)
     with Touchy(pair) as service:
-        summary = backlog.drain(primary=service.primary, answer_timeout=2.0)
+        summary = backlog.drain(primary=service.primary, budget=60.0)
     bad = [names[number] for number in sorted(poison)]
     assert (summary.delivered, summary.dead_lettered, summary.empty) == (30 - len(bad), len(bad), True), summary
     assert sorted(service.taken) == sorted(set(names) - set(bad))
@@ -107,7 +107,7 @@ def test_a_message_that_was_refused_before_the_end_is_to_blame(pair: Pair, backl
             peer.settle(delivery, Delivery.ACCEPTED)
 
     with Touchy(pair, refuse_and_end) as service:
-        backlog.drain(primary=service.primary, answer_timeout=2.0)
+        backlog.drain(primary=service.primary)
     assert sorted(str(each.message_id) for each in backlog.dead_letters()) == bad
     assert backlog.depth() == 0
 
@@ -124,7 +124,7 @@ def test_an_end_for_a_reason_that_nobody_knows(pair: Pair, backlog: Backlog) -> 
 
     with Touchy(pair, end) as service:
         for _ in range(14):
-            backlog.drain(primary=service.primary, answer_timeout=2.0)
+            backlog.drain(primary=service.primary)
             if found := backlog.dead_letters():
                 break
     assert [str(each.message_id) for each in found] == ["m000"]
@@ -144,5 +144,5 @@ def test_one_end_is_no_verdict(pair: Pair, backlog: Backlog) -> None:
 
     park_many(backlog, "orders", [encoded("x", id="m000")])
     with Touchy(pair, once) as service:
-        summary = backlog.drain(primary=service.primary, answer_timeout=2.0)
+        summary = backlog.drain(primary=service.primary)
     assert (summary.delivered, summary.dead_lettered, summary.in_doubt) == (1, 0, 1), summary

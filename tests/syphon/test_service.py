@@ -242,7 +242,8 @@ def test_a_service_that_goes_on_asks_little_while_nothing_is_there(
 
     monkeypatch.setattr(service, "_rest", rest)
     service.forever()
-    assert asked == [1] * 5
+    assert len(asked) == 5
+    assert asked[1:] == [1] * 4, "once it knows where its queues are, one page tells"
     assert pauses == [120.0, 120.0, 120.0, 2.0, 4.0]
 
 
@@ -424,7 +425,7 @@ def test_a_pairing_brings_its_own_messages_home(pair: Pair, tmp_path: Path) -> N
                 sender.send_messages(ServiceBusMessage(f"m{number}", message_id=f"m{number}"))
             assert bus.status().entities[queue].parked == 5
         wait_until(lambda: pair.arrived(queue) == 5, 60, bus.status)
-    wait_until(lambda: bus.status().operations.get("syphon") == 15, 20, bus.status)
+    wait_until(lambda: bus.status().operations.get("syphon", 0) >= 15, why=bus.status)
     (told,) = wait_until(lambda: pair.told("messages brought home"))
     assert (told.details["delivered"], told.details["errors"]) == (5, [])
     bus.close()

@@ -165,7 +165,8 @@ class Pass:
         if self._moving:
             self._quiet_since = now
         elif self._asked_at is not None:
-            if now - self._asked_at > _DRAINED_SECONDS:
+            # While messages move its answer may lie in a socket that is not read.
+            if now - max(self._asked_at, self._quiet_since) > _DRAINED_SECONDS:
                 self._failed = self._failed or "the backlog did not say whether it is empty"
                 self._finished.set()
         elif now - self._quiet_since > _QUIET_SECONDS and receiver.credit:
