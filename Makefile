@@ -8,7 +8,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 BIN := .venv/bin
 DEMO ?= jobs.demo
 BENCH ?= bench
-WORKERS ?= 4
+WORKERS ?= 3
 # What Spark needs to know wherever it is started: which Java, and to keep to this machine.
 SPARK := home=$$($(BIN)/python tools/java_home.py --home) && JAVA_HOME="$$home" SPARK_LOCAL_IP=127.0.0.1
 # For tests, whose JVMs live too short for the better compiler to pay, and share two cores.

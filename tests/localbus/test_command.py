@@ -168,7 +168,7 @@ def test_signals_stop_it_while_it_starts(tmp_path: Path) -> None:
             assert process.stdout is not None
             assert process.stdout.readline() == "here\n", process.communicate()
             process.send_signal(number)
-            assert process.communicate(timeout=5) == ("", ""), step
+            assert process.communicate(timeout=30) == ("", ""), step
         assert process.returncode == 0, step
     assert not list(tmp_path.iterdir())
 

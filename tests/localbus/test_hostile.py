@@ -210,7 +210,7 @@ def test_half_a_frame_and_silence(bus: LocalBus, witness: Witness) -> None:
 # --- bytes that are no AMQP ---------------------------------------------------------------------------------------
 
 
-def ends(peer: Peer, seconds: float = 5.0) -> str | None:
+def ends(peer: Peer, seconds: float = 30.0) -> str | None:
     """The server's last word; it must hang up."""
     try:
         return peer.last_error(seconds)
@@ -251,7 +251,7 @@ def test_a_wrong_header_is_answered_and_closed(bus: LocalBus, header: bytes) -> 
     with Peer(bus.port) as peer:
         peer.send(header + b"\x00" * 20)
         seen = b""
-        peer.socket.settimeout(5)
+        peer.socket.settimeout(30)
         try:
             while data := peer.socket.recv(4096):
                 seen += data

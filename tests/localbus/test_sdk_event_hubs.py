@@ -79,7 +79,7 @@ async def read(
     else:
         reading = asyncio.ensure_future(client.receive(note_async, **where))
     try:
-        await asyncio.wait_for(enough.wait(), 30)
+        await asyncio.wait_for(enough.wait(), 120)
     finally:
         await Face(client).close()
         if at.kind == "async":
