@@ -58,9 +58,9 @@ fmt: .venv ## Format the code and cure what ruff can cure by itself
 	@$(BIN)/ruff format .
 
 .PHONY: fuzz
-fuzz: .venv ## Run the long campaigns (tests marked campaign)
+fuzz: .delta ## Run the long campaigns (tests marked campaign)
 	@echo "pairbus: running the long campaigns"
-	@$(BIN)/python -m pytest -m campaign -o faulthandler_timeout=0 $(ARGS)
+	@$(SPARK) $(BIN)/python -m pytest -m campaign -o faulthandler_timeout=0 $(ARGS)
 
 .PHONY: sdk-test
 sdk-test: .venv ## Try localbus with Microsoft's SDKs for other languages

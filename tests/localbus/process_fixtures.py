@@ -90,6 +90,16 @@ def drain(receiver: Any, wait: float = 1.0, at_most: int = 1000) -> list[Any]:
     return found
 
 
+def take(receiver: Any, number: int) -> list[Any]:
+    """Receive so many, in as many calls as it takes, and settle none."""
+    found: list[Any] = []
+    while len(found) < number:
+        got = receiver.receive_messages(number - len(found), max_wait_time=60)
+        assert got, f"only {len(found)} of {number} came"
+        found += got
+    return found
+
+
 def wait_until(what: Callable[[], Any], seconds: float = 60.0, why: str = "") -> Any:
     """Poll until something is true; its value."""
     deadline = time.monotonic() + seconds

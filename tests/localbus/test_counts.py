@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.management import EntityStatus, ServiceBusAdministrationClient
 
 from pairbus.localbus import LocalBus
-
-
-def _take(receiver: Any, count: int) -> list[Any]:
-    found: list[Any] = []
-    while len(found) < count:
-        found += receiver.receive_messages(count - len(found), max_wait_time=60)
-    return found
+from tests.localbus.process_fixtures import take
 
 
 def test_every_count_is_true(bus: LocalBus, admin_client: ServiceBusAdministrationClient) -> None:
@@ -26,7 +19,7 @@ def test_every_count_is_true(bus: LocalBus, admin_client: ServiceBusAdministrati
             sender.send_messages([ServiceBusMessage(b"x" * 1000) for _ in range(5)])
             sender.schedule_messages(ServiceBusMessage("later"), datetime.now(timezone.utc) + timedelta(hours=1))
         with client.get_queue_receiver("counted") as receiver:
-            first, second, third = _take(receiver, 3)
+            first, second, third = take(receiver, 3)
             receiver.complete_message(first)
             receiver.defer_message(second)
             receiver.dead_letter_message(third)
@@ -64,7 +57,7 @@ def test_a_subscription_counts_its_own(bus: LocalBus, admin_client: ServiceBusAd
             sender.send_messages([ServiceBusMessage("a"), ServiceBusMessage("b")])
             sender.schedule_messages(ServiceBusMessage("later"), datetime.now(timezone.utc) + timedelta(hours=1))
         with client.get_subscription_receiver("news", "one") as receiver:
-            for message in _take(receiver, 2):
+            for message in take(receiver, 2):
                 receiver.complete_message(message)
     assert admin_client.get_subscription_runtime_properties("news", "one").active_message_count == 0
     assert admin_client.get_subscription_runtime_properties("news", "two").active_message_count == 2

@@ -38,6 +38,7 @@ from tests.localbus.process_fixtures import (
     connect,
     counts,
     sas_token,
+    take,
     wait_until,
     with_key,
 )
@@ -421,7 +422,7 @@ def test_a_settlement_whose_answer_is_lost(faults: FaultClient, raw: RawClient, 
         connect(bus.connection_string) as client,
         client.get_queue_receiver("orders", timeout=0.7) as receiver,  # how long it waits for an outcome; 60 s else
     ):
-        first, second = _two(receiver)
+        first, second = take(receiver, 2)
         faults.lost_settle("orders", count=1)
         with taking(0.6), pytest.raises(MessageLockLostError):
             receiver.complete_message(first)
@@ -431,13 +432,6 @@ def test_a_settlement_whose_answer_is_lost(faults: FaultClient, raw: RawClient, 
         with pytest.raises(OperationTimeoutError):
             receiver.complete_message(second)
         assert active(bus, "orders") == 0
-
-
-def _two(receiver: ServiceBusReceiver) -> list[Any]:
-    found: list[Any] = []
-    while len(found) < 2:
-        found += receiver.receive_messages(2 - len(found), max_wait_time=60)
-    return found
 
 
 # --- latency ---------------------------------------------------------------------------------------------------

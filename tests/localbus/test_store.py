@@ -36,6 +36,7 @@ from tests.localbus.process_fixtures import (
     connect,
     counts,
     create,
+    take,
     wait_until,
 )
 from tests.localbus.raw_client import RawClient, RawError
@@ -345,19 +346,19 @@ def test_a_kill_loses_nothing_that_was_acknowledged(bus: LocalBus) -> None:
             sender.send_messages([ServiceBusMessage(f"m{n}", application_properties={"n": n}) for n in range(6)])
             (scheduled,) = sender.schedule_messages(ServiceBusMessage("later"), soon)
         with client.get_queue_receiver("plain") as receiver:
-            done, dead, deferred, given_back, locked = _take(receiver, 5)
+            done, dead, deferred, given_back, locked = take(receiver, 5)
             receiver.complete_message(done)
             receiver.dead_letter_message(dead, reason="bad", error_description="very")
             receiver.defer_message(deferred)
             receiver.abandon_message(given_back)
-            assert bodies(_take(receiver, 1)) == ["m3"]  # and is left locked, as `locked` is
+            assert bodies(take(receiver, 1)) == ["m3"]  # and is left locked, as `locked` is
             with client.get_queue_sender("unique") as sender:
                 sender.send_messages(ServiceBusMessage("once", message_id="the-id"))
             with client.get_queue_sender("sessions") as sender:
                 sender.send_messages([ServiceBusMessage(f"s{n}", session_id="a") for n in range(3)])
             with client.get_queue_receiver("sessions", session_id="a") as holder:
                 holder.session.set_state(b"half way")
-                (first,) = _take(holder, 1)
+                (first,) = take(holder, 1)
                 holder.complete_message(first)
                 with client.get_topic_sender("news") as sender:
                     sender.send_messages(ServiceBusMessage("red one", application_properties={"colour": "red"}))
@@ -374,7 +375,7 @@ def test_a_kill_loses_nothing_that_was_acknowledged(bus: LocalBus) -> None:
         assert admin.get_subscription_runtime_properties("news", "red").active_message_count == 1
     with connect(bus.connection_string) as client:
         with client.get_queue_receiver("plain") as receiver:
-            found = {str(m): m for m in _take(receiver, 3)}
+            found = {str(m): m for m in take(receiver, 3)}
             assert set(found) == {"m3", "m4", "m5"}
             assert {text: m.delivery_count for text, m in found.items()} == {"m3": 2, "m4": 1, "m5": 0}
             assert found["m5"].application_properties == {b"n": 5}
@@ -394,18 +395,9 @@ def test_a_kill_loses_nothing_that_was_acknowledged(bus: LocalBus) -> None:
         assert active(bus, "unique") == 1
         with client.get_queue_receiver("sessions", session_id="a") as holder:
             assert holder.session.get_state() == b"half way"
-            assert bodies(_take(holder, 2)) == ["s1", "s2"]
+            assert bodies(take(holder, 2)) == ["s1", "s2"]
     assert _events(bus) == 1
     assert locked.sequence_number  # it was received before the kill, and has come back above
-
-
-def _take(receiver: Any, number: int) -> list[Any]:
-    found: list[Any] = []
-    while len(found) < number:
-        got = receiver.receive_messages(number - len(found), max_wait_time=60)
-        assert got, f"only {bodies(found)} of {number} came"
-        found += got
-    return found
 
 
 def _create_hub(bus: LocalBus) -> None:
@@ -554,7 +546,7 @@ def test_receive_and_delete_does_not_deliver_again_after_a_kill(bus: LocalBus) -
             sender.send_messages([ServiceBusMessage(str(n)) for n in range(10)])
         mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE
         with client.get_queue_receiver("orders", receive_mode=mode) as receiver:
-            assert len(_take(receiver, 10)) == 10
+            assert len(take(receiver, 10)) == 10
             bus.kill()
     bus.restart()
     assert active(bus, "orders") == 0

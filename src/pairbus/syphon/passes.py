@@ -165,8 +165,7 @@ class Pass:
         if self._moving:
             self._quiet_since = now
         elif self._asked_at is not None:
-            # While messages move its answer may lie in a socket that is not read.
-            if now - max(self._asked_at, self._quiet_since) > _DRAINED_SECONDS:
+            if now - max(self._asked_at, self._quiet_since) > _DRAINED_SECONDS:  # its socket may not be read before
                 self._failed = self._failed or "the backlog did not say whether it is empty"
                 self._finished.set()
         elif now - self._quiet_since > _QUIET_SECONDS and receiver.credit:
