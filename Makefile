@@ -5,6 +5,10 @@ SHELL := /bin/sh
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := help
 
+# Where it is set (container images do so), each of the hundreds of Python processes would compile all that it imports
+# anew: 1.5 s for pandas alone, and half of the tests' time.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 DEMO ?= jobs.demo
 BENCH ?= bench
