@@ -84,7 +84,12 @@ class TestDemo:
         output = tmp_path / "output.txt"
         with output.open("w") as file:
             process = subprocess.Popen(
-                demo(tmp_path / "demo"), cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, env=environment
+                demo(tmp_path / "demo"),
+                cwd=ROOT,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                preexec_fn=hear_ctrl_c,
             )
         deadline = time.monotonic() + 240
         while not any("SparkSubmit" in line for line in running(tmp_path)):
@@ -96,6 +101,11 @@ class TestDemo:
         assert process.wait(120) == 1, output.read_text()
         assert "interrupted; everything that it had started has stopped" in output.read_text()
         wait_until(lambda: running(tmp_path) == [], 30, lambda: running(tmp_path))
+
+
+def hear_ctrl_c() -> None:
+    """A shell has what it starts in the background ignore Ctrl-C, and that is passed on: also to the tests."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def running(folder: Path) -> list[str]:
