@@ -7,6 +7,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from pairbus import __version__
 
@@ -24,11 +25,18 @@ _PARTS = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """One line for a mistake, as for every other thing that cannot work: no page of options around it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE_ERROR, f"{self.prog}: {message} ({self.prog} --help tells what is right)\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line `arguments` (the process's own by default) and return the exit code."""
     if arguments is None:
         arguments = sys.argv[1:]
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="pairbus",
         description="Paired namespaces for Azure Service Bus, and a Service Bus for your laptop.",
     )

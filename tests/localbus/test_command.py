@@ -20,6 +20,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.management import CorrelationRuleFilter, FalseRuleFilter, SqlRuleFilter
 
+from pairbus.cli import main
 from pairbus.localbus import command
 from pairbus.localbus.serving import bind
 from tests.localbus.process_fixtures import (
@@ -397,6 +398,10 @@ BAD_FILES = {
     "twice": ("[[queues]]\nname = 'x'\n[[queues]]\nname = 'X'", "'X' is there twice"),
     "queue and topic": ("[[queues]]\nname = 'x'\n[[topics]]\nname = 'x'", "'x' is there twice"),
     "forward to nowhere": ("[[queues]]\nname = 'x'\nforward_to = 'y'", "'y' of 'x' does not exist"),
+    "forward with sessions": (
+        "[[queues]]\nname='y'\n[[queues]]\nname='x'\nforward_to='y'\nrequires_session=true",
+        "'x' requires sessions",
+    ),
     "forward in a circle": (
         "[[queues]]\nname='x'\nforward_to='y'\n[[queues]]\nname='y'\nforward_to='x'", "does not exist",
     ),
@@ -448,6 +453,29 @@ def test_a_bad_file_leaves_the_store_as_it_was(tmp_path: Path, refuse: Callable[
 
 
 # --- mistakes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--port", "abc"), "pairbus localbus: argument --port: "),
+        (("--name",), "pairbus localbus: argument --name: expected one argument"),
+        (("--bogus",), "pairbus: unrecognized arguments: --bogus"),
+        (("stray",), "pairbus: unrecognized arguments: stray"),
+    ],
+)
+def test_a_mistake_in_the_options_is_one_line_too(
+    arguments: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is wrong and where help is, without a page of options; exit code 2."""
+    with pytest.raises(SystemExit) as caught:
+        main(["localbus", *arguments])
+    assert caught.value.code == 2
+    shown = capsys.readouterr()
+    (line,) = shown.err.splitlines()
+    assert line.startswith(expected)
+    assert line.endswith("--help tells what is right)")
+    assert shown.out == ""
 
 
 def test_other_hosts_are_refused_with_the_reason(refuse: Callable[..., str]) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pairbus.localbus.broker import MAX_HOPS, Broker
 from pairbus.localbus.message import Draft, read_message
 from pairbus.localbus.settings import QueueSettings
+
+SESSIONS: dict[str, Any] = {"requires_session": True, "enable_partitioning": True}
+"""A queue with sessions forwards only if it is partitioned."""
 
 
 def draft(session: str) -> Draft:
@@ -17,7 +22,7 @@ def test_a_queue_with_sessions_forwards_every_session() -> None:
     """What lies in different sessions is forwarded, each session in its order, and none is left behind."""
     broker = Broker("contoso")
     target = broker.create_queue(QueueSettings("target"))
-    source = broker.create_queue(QueueSettings("source", requires_session=True, forward_to="target"))
+    source = broker.create_queue(QueueSettings("source", forward_to="target", **SESSIONS))
     broker.send(source, [draft(name) for name in "abab"], broker.clock())
     broker.turn(broker.clock())
     assert [m.session_id for m in target.messages.values()] == ["a", "a", "b", "b"]
@@ -30,11 +35,11 @@ def test_a_session_of_expired_messages_holds_up_no_other() -> None:
     now = 1000.0
     broker = Broker("contoso", clock=lambda: now)
     target = broker.create_queue(QueueSettings("target"))
-    source = broker.create_queue(QueueSettings("source", requires_session=True))
+    source = broker.create_queue(QueueSettings("source", **SESSIONS))
     old = draft("a")
     old.time_to_live = 1.0
     broker.send(source, [old, draft("b")], now)
-    broker.update_queue(QueueSettings("source", requires_session=True, forward_to="target"))
+    broker.update_queue(QueueSettings("source", forward_to="target", **SESSIONS))
     now += 5.0
     assert [m.session_id for m in source.acquire_any(now, 10)] == ["b"]
     source.put_back_unsent(next(m for m in source.messages.values()))

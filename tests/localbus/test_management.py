@@ -292,10 +292,41 @@ def test_an_update_replaces_and_can_be_undone(admin: Any) -> None:
     assert (queue.status, queue.max_delivery_count, queue.requires_duplicate_detection) == ("Active", 3, True)
 
 
-def test_a_queue_with_sessions_may_forward(admin: Any) -> None:
+def test_a_queue_with_sessions_may_not_forward(admin: Any) -> None:
+    """A 400 of the service's, on creating and on updating; into sessions, and from a dead-letter queue, it may."""
+    admin.create_queue("sink", requires_session=True)
+    admin.create_queue("plain", forward_to="sink")
+    queue = admin.create_queue("sessions", requires_session=True, forward_dead_lettered_messages_to="sink")
+    with pytest.raises(
+        HttpResponseError, match=r"SubCode=40000\. Bad Request\. 'sessions' requires sessions"
+    ) as caught:
+        admin.update_queue(queue, forward_to="sink")
+    assert caught.value.status_code == 400
+    assert admin.get_queue("sessions").forward_to is None
+    with pytest.raises(HttpResponseError, match="SubCode=40000") as caught:
+        admin.create_queue("other", requires_session=True, forward_to="sink")
+    assert caught.value.status_code == 400
+    with pytest.raises(ResourceNotFoundError):
+        admin.get_queue("other")
+
+
+def test_a_subscription_with_sessions_may_not_forward(admin: Any) -> None:
+    """As with queues."""
+    admin.create_queue("sink")
+    admin.create_topic("news")
+    with pytest.raises(HttpResponseError, match=r"SubCode=40000\. Bad Request\. 'news/Subscriptions/all'") as caught:
+        admin.create_subscription("news", "all", requires_session=True, forward_to="sink")
+    assert caught.value.status_code == 400
+    subscription = admin.create_subscription("news", "all", requires_session=True)
+    with pytest.raises(HttpResponseError, match="SubCode=40000"):
+        admin.update_subscription("news", subscription, forward_to="sink")
+    assert admin.get_subscription("news", "all").forward_to is None
+
+
+def test_a_partitioned_queue_with_sessions_may_forward(admin: Any) -> None:
     """Azure's documentation says it may not; Azure takes it, as the recordings of Microsoft's tests show."""
     admin.create_topic("sink")
-    admin.create_queue("sessions", requires_session=True, forward_to="sink")
+    admin.create_queue("sessions", requires_session=True, enable_partitioning=True, forward_to="sink")
     queue = admin.get_queue("sessions")
     assert queue.requires_session is True
     assert queue.forward_to.endswith("/sink")

@@ -298,6 +298,13 @@ class Catalog:
             raise _exists(path)
 
     def _check_forwards(self, settings: QueueSettings, path: str) -> None:
+        """A destination must exist first; what has sessions forwards only where it is partitioned, as on Azure."""
+        if settings.requires_session and settings.forward_to is not None and not settings.enable_partitioning:
+            raise BusError(
+                conditions.INVALID_FIELD,
+                f"SubCode=40000. Bad Request. '{path}' requires sessions, so it cannot forward to "
+                f"'{settings.forward_to}': let it have no sessions (its destination may have them).",
+            )
         for target in (settings.forward_to, settings.forward_dead_lettered_messages_to):
             if target is None:
                 continue

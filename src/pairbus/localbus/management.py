@@ -257,7 +257,7 @@ class Management:
             raise BusError(ENTITY_EXISTS, f"The messaging entity '{path}' already exists.")
 
     def _check_forwards(self, settings: QueueSettings) -> None:
-        """A destination must exist first; to itself, or from sessions, the service lets an entity forward."""
+        """A destination must exist first; to itself the service lets an entity forward."""
         for target in filter(None, (settings.forward_to, settings.forward_dead_lettered_messages_to)):
             if self._broker.queue(target) is None and self._broker.topic(target) is None:
                 raise bad("SubCode=40400. The auto forwarding destination entity does not exist.")

@@ -36,7 +36,7 @@ def check_path(path: str, limit: int = 260) -> str:
     if path[0] in "/." or path[-1] in "/." or "//" in path:
         raise _bad("the entity path", path, "it may not begin or end with '/' or '.', nor hold '//'")
     if not all(c.isalnum() or c in "-._~/$" for c in path):
-        raise _bad("the entity path", path, "letters, digits, '.', '-', '_', '/', '~' only")
+        raise _bad("the entity path", path, "letters, digits, '.', '-', '_', '/', '~', '$' only")
     if any(part.startswith("$") for part in path.split("/")):
         raise _bad("the entity path", path, "a part that begins with '$' belongs to the service")
     return path
