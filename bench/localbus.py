@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from azure.servicebus.management import ServiceBusAdministrationClient
@@ -87,26 +89,36 @@ def throughput(count: int, size: int, rounds: int) -> None:
                     line(f"{label}, {name}", *best)
 
 
-def depth(shallow: int, deep: int, probe: int, size: int) -> None:
-    with tempfile.TemporaryDirectory() as folder, LocalBus(store=Path(folder) / "depth.db") as bus:
-        bench = Bench(bus, size)
-        found: dict[tuple[int, str], tuple[float, float]] = {}
-        filled = 0
-        for level in (shallow, deep):
-            bench.measure("in", level - filled)
-            filled = level
-            if level == deep:
-                # What came first is still in the broker's memory; what is measured comes from the disk.
-                bench.measure("out", CACHED)
-                bench.measure("in", CACHED)
-            for what in ("in", "out"):
-                found[level, what] = bench.measure(what, probe)
-                line(f"store, {level:,} queued, {what}", *found[level, what])
+def depth(shallow: int, deep: int, probe: int, size: int, rounds: int) -> None:
+    """Two brokers, one with little in its queue and one with much, are measured by turns."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        benches = {
+            level: Bench(stack.enter_context(LocalBus(store=folder / f"{level}.db")), size) for level in (shallow, deep)
+        }
+        for level, bench in benches.items():
+            bench.measure("in", level)
+        # What came first is still in the broker's memory; what is measured comes from the disk.
+        benches[deep].measure("out", CACHED)
+        benches[deep].measure("in", CACHED)
+        found: dict[tuple[int, str], list[tuple[float, float]]] = {}
+        for number in range(rounds):
+            for level in (shallow, deep) if number % 2 else (deep, shallow):
+                for what in ("in", "out"):
+                    found.setdefault((level, what), []).append(benches[level].measure(what, probe))
+        for (level, what), runs in sorted(found.items()):
+            rate, cost = (statistics.median(column) for column in zip(*runs, strict=True))
+            line(f"store, {level:,} queued, {what}", rate, cost)
         for what in ("in", "out"):
-            rate = found[deep, what][0] / found[shallow, what][0]
-            cost = found[shallow, what][1] / found[deep, what][1]
-            print(f"{deep:,} queued ÷ {shallow:,} queued, {what}: {rate:.2f} by rate, {cost:.2f} by CPU")
-        print(f"memory of the broker with {filled:,} × {size} B queued: {resident_megabytes(bus.pid):,.0f} MB")
+            pairs = list(zip(found[deep, what], found[shallow, what], strict=True))
+            rates = [much[0] / little[0] for much, little in pairs]
+            costs = [little[1] / much[1] for much, little in pairs]
+            print(
+                f"{deep:,} queued ÷ {shallow:,} queued, {what}: {statistics.median(rates):.2f} by rate "
+                f"({min(rates):.2f} … {max(rates):.2f}), {statistics.median(costs):.2f} by CPU"
+            )
+        megabytes = resident_megabytes(benches[deep].bus.pid)
+        print(f"memory of the broker with {deep:,} × {size} B queued: {megabytes:,.0f} MB")
 
 
 def main() -> None:
@@ -123,7 +135,7 @@ def main() -> None:
     if not args.depth:
         throughput(count, args.size, rounds)
     if args.depth or not args.quick:
-        depth(10_000, deep, min(count, 20_000), args.size)
+        depth(10_000, deep, min(count, 20_000), args.size, 1 if args.quick else 7)
 
 
 if __name__ == "__main__":

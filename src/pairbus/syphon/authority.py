@@ -45,8 +45,7 @@ class Authority:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._renewing: set[asyncio.Task[None]] = set()
         self._requests: dict[str, asyncio.Future[Any]] = {}
-        self._links: tuple[Sender, Receiver] | None = None
-        self._opening = asyncio.Lock()
+        self._links: asyncio.Task[tuple[Sender, Receiver]] | None = None
 
     async def authorize(self, path: str, timeout: float = ANSWER_SECONDS) -> None:
         """Put a token for an entity, and see to it that it is renewed; raises `LinkError` if it is refused."""
@@ -100,20 +99,33 @@ class Authority:
                 log.warning("the token for %s could not be renewed: %s", path, error)
                 self._later(path, _AGAIN_SECONDS)
 
-    async def _open(self, timeout: float) -> tuple[Sender, Receiver]:
-        async with self._opening:
-            if self._links is None:
-                receiver = await self._connection.receiver("$cbs", self, timeout=timeout, name=self._reply_to)
-                receiver.allow(100)
-                self._links = await self._connection.sender("$cbs", self, timeout=timeout), receiver
+    def begin(self, timeout: float = ANSWER_SECONDS) -> asyncio.Task[tuple[Sender, Receiver]]:
+        """Ask for the links to `$cbs`. Called while the connection is being opened, they come with it, without a round
+        trip of their own."""
+        if self._links is None:
+            self._links = self._connection.loop.create_task(self._open(timeout))
+            self._links.add_done_callback(self._opened)
         return self._links
+
+    async def _open(self, timeout: float) -> tuple[Sender, Receiver]:
+        receiver, sender = await asyncio.gather(
+            self._connection.receiver("$cbs", self, timeout=timeout, name=self._reply_to),
+            self._connection.sender("$cbs", self, timeout=timeout),
+        )
+        receiver.allow(100)
+        return sender, receiver
+
+    def _opened(self, links: asyncio.Task[tuple[Sender, Receiver]]) -> None:
+        # Who waits for them is told; nobody may, where the connection is lost. The next one to ask tries again.
+        if (links.cancelled() or links.exception() is not None) and self._links is links:
+            self._links = None
 
     @property
     def _reply_to(self) -> str:
         return f"pairbus-cbs-{id(self):x}"
 
     async def _put(self, path: str, token: Token, timeout: float) -> None:
-        sender, receiver = await self._open(timeout)
+        sender, receiver = await asyncio.shield(self.begin(timeout))  # others wait for them, too
         if receiver.credit < 10:
             receiver.allow(100)
         number = str(uuid.uuid4())

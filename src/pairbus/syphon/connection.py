@@ -95,6 +95,7 @@ class Connection(asyncio.Protocol):
         tls = _tls(namespace) if namespace.use_tls else None
         try:
             async with bounded(timeout):
+                made._authority.begin(timeout)
                 await made.loop.create_connection(
                     lambda: made, host, port, ssl=tls, server_hostname=host if tls is not None else None
                 )

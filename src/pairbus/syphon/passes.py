@@ -91,17 +91,7 @@ class Pass:
         drain = self._drain
         path = queue_path(drain.primary.name, drain.queue_index)
         try:
-            if drain.event_hubs is None:  # without the primary nothing can be delivered: then nothing is taken
-                try:
-                    await self._routes.primary.connection()
-                except LinkError as error:
-                    self._failed = f"the primary {drain.primary.name} cannot be reached: {error}"
-                    raise
-            timeout = self._options.answer_timeout
-            self._connection = await Connection.open(drain.secondary, timeout=timeout)
-            self._connection.on_turn = self._turn
-            await self._connection.authorize(path, timeout=timeout)
-            self._receiver = await self._connection.receiver(path, self, timeout=timeout)
+            self._receiver = await self._connect(path)
             drain.owed.begin(self._loop.time())
             self._replenish()
             beat = self._loop.create_task(self._beat())
@@ -115,6 +105,29 @@ class Pass:
         finally:
             await self._close()
         return self._failed
+
+    async def _connect(self, path: str) -> Receiver:
+        """Both namespaces at once: from far away each takes several round trips."""
+        drain = self._drain
+        backlog = self._loop.create_task(self._connect_backlog(path))
+        try:
+            if drain.event_hubs is None:  # without the primary nothing can be delivered: then nothing is taken
+                try:
+                    await self._routes.primary.connection()
+                except LinkError as error:
+                    self._failed = f"the primary {drain.primary.name} cannot be reached: {error}"
+                    raise
+            return await backlog
+        finally:
+            backlog.cancel()
+            await asyncio.gather(backlog, return_exceptions=True)
+
+    async def _connect_backlog(self, path: str) -> Receiver:
+        timeout = self._options.answer_timeout
+        self._connection = await Connection.open(self._drain.secondary, timeout=timeout)
+        self._connection.on_turn = self._turn
+        await self._connection.authorize(path, timeout=timeout)
+        return await self._connection.receiver(path, self, timeout=timeout)
 
     async def _beat(self) -> None:
         while not self._finished.is_set():
@@ -242,9 +255,10 @@ class Pass:
             )
             unseen = self._receiver.credit > 0 and not closed_alone
             self._drain.owed.left(self._loop.time(), self._locks.seconds, left, unseen)
+        farewells = [self._routes.close()]
         if self._connection is not None:
-            await self._connection.close()
-        await self._routes.close()
+            farewells.append(self._connection.close())
+        await asyncio.gather(*farewells)
 
     # --- receiving ---------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -69,5 +70,4 @@ class Routes:
         return made
 
     async def close(self) -> None:
-        for host in self._hosts.values():
-            await host.close()
+        await asyncio.gather(*(host.close() for host in set(self._hosts.values())))
