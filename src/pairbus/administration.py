@@ -6,7 +6,7 @@ from typing import Any
 
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
 from azure.servicebus._base_handler import ServiceBusSharedKeyCredential
-from azure.servicebus.management import ServiceBusAdministrationClient
+from azure.servicebus.management import QueueRuntimeProperties, ServiceBusAdministrationClient
 
 from .options import Namespace
 
@@ -22,6 +22,13 @@ def administration_client(namespace: Namespace, timeout: float) -> ServiceBusAdm
     elif isinstance(credential, AzureSasCredential):
         credential = _SignatureCredential(credential)
     return ServiceBusAdministrationClient(namespace.host, credential, **options)
+
+
+def max_delivery_count(queue: QueueRuntimeProperties) -> int | None:
+    """How often a queue of a list gives a message out: the SDK has read it, and does not show it."""
+    described: Any = getattr(queue, "_internal_qr", None)
+    count = getattr(described, "max_delivery_count", None)
+    return None if count is None else int(count)
 
 
 class _SignatureCredential(ServiceBusSharedKeyCredential):

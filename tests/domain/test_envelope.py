@@ -312,18 +312,29 @@ def test_what_the_dotnet_client_parked_is_restored(first: bool) -> None:
         (b"\x55\x7f", 0),
         (b"\x81" + (10_000).to_bytes(8, "big"), 1),
         (b"\x81" + (4_294_967_295 * 10_000).to_bytes(8, "big"), 4_294_967_295),
-        (b"\x81" + (4_294_967_296 * 10_000).to_bytes(8, "big"), None),
         (b"\x81" + (2**63 - 1).to_bytes(8, "big"), None),
     ],
-    ids=["short zero", "under a millisecond", "a millisecond", "the longest", "beyond", "TimeSpan.MaxValue"],
+    ids=["short zero", "under a millisecond", "a millisecond", "the longest", "TimeSpan.MaxValue"],
 )
 def test_ticks_become_a_time_to_live(ticks: bytes, wanted: int | None) -> None:
-    """Short and long form; what a header cannot say is left unset, which means for ever."""
+    """Short and long form; TimeSpan.MaxValue is left unset, which means for ever."""
     raw = b"\x00\xa3\x16com.microsoft:timespan" + ticks
     parts = [encode("x-ms-path"), encode("q"), encode("x-ms-timetolive"), raw]
     back = restore(message(application=sections.encode_map(parts)), NOW)
     assert back.time_to_live == wanted
     assert field(back.message, 0x70, 2) == wanted
+
+
+@pytest.mark.parametrize("days", [50, 365])
+def test_a_life_that_a_header_cannot_say(days: int) -> None:
+    """The header has the longest that it can, and absolute-expiry-time the whole: it does not live for ever."""
+    milliseconds = days * 86_400_000
+    raw = b"\x00\xa3\x16com.microsoft:timespan\x81" + (milliseconds * 10_000).to_bytes(8, "big")
+    parts = [encode("x-ms-path"), encode("q"), encode("x-ms-timetolive"), raw]
+    back = restore(message(application=sections.encode_map(parts)), NOW)
+    assert back.time_to_live == milliseconds
+    assert field(back.message, 0x70, 2) == 4_294_967_295
+    assert field(back.message, 0x73, sections.ABSOLUTE_EXPIRY_TIME) == NOW + milliseconds
 
 
 def test_a_null_session_id_is_none() -> None:

@@ -265,7 +265,17 @@ class TestVerify:
         assert [q.namespace for q in verify(spark, str(root.parent)).queues] == ["contoso", "fabrikam"]
         with pytest.raises(OptionError, match="more than one primary"):
             verify(spark, str(root.parent), {0: [2]})
-        assert verify(spark, str(root.parent), {0: [2]}, namespace="fabrikam").queues[0].in_backlog == 1
+        assert verify(spark, str(root.parent), {0: [2]}, namespace="Fabrikam").queues[0].in_backlog == 1
+
+    def test_a_primary_that_the_ledger_does_not_know(
+        self, spark: SparkSession, root: Path, told: Callable[..., None]
+    ) -> None:
+        """A name that was misspelt proves nothing: it is refused, with those that there are."""
+        told({1: "a", 2: "b", 5: "c"})
+        for in_backlog in (None, {0: [7]}):
+            with pytest.raises(OptionError, match="has no row of the primary 'contosso': it has rows of contoso"):
+                verify(spark, str(root.parent), in_backlog, namespace="contosso")
+        assert not verify(spark, str(root.parent), namespace="Contoso").ok
 
 
 def _literal(value: str) -> Any:

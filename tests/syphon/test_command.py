@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pairbus.syphon import service
+from pairbus.syphon.depths import backlog_depths, warn_of
 from pairbus.syphon.drain import DrainOptions
 from tests.sending.conftest import Pair, wait_until
 from tests.syphon.conftest import Backlog, numbered
@@ -103,6 +104,31 @@ def test_a_primary_that_is_down_is_told_by_its_name(pair: Pair, backlog: Backlog
     assert code == 1
     assert f"the primary {pair.name} cannot be reached: 127.0.0.1" in out
     assert "no reason given" not in out
+
+
+def test_a_primary_that_is_down_beside_event_hubs(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
+    """What waits for it is held back, for event hubs may be there still; but nobody is told that all is well."""
+    backlog.park(pair.queue(), *numbered(2))
+    config = config_of(pair, tmp_path)
+    config.write_text(config.read_text() + '\n[event_hubs]\nconnection = "env:PAIRBUS_TEST_SECONDARY"\nname = "hubs"\n')
+    pair.primary.kill()
+    code, out, err = drain(pair, "--config", str(config), "--queues", "0")
+    assert code == 1, err
+    assert f"the primary {pair.name} cannot be reached: 127.0.0.1" in out
+    assert backlog.depth() == 2
+
+
+def test_a_queue_that_gives_messages_out_only_so_often_is_told(
+    pair: Pair, backlog: Backlog, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The service would dead-letter by itself what is held back ten times: nobody else could say why it has no row."""
+    backlog.make(0, max_delivery_count=10)
+    backlog.make(1)
+    depths = backlog_depths(pair.secondary_namespace(), pair.name, [0, 1])
+    assert depths.given_out == {0: 10}
+    warn_of(depths, pair.secondary_namespace(), pair.name)
+    (said,) = caplog.messages
+    assert said.startswith(f"{backlog.path(0)} has max_delivery_count=10: ")
 
 
 def test_queues_on_the_command_line_are_indexes(pair: Pair, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -238,6 +239,15 @@ def test_a_clock_that_is_ahead_makes_no_message_late(
     queue = pair.queue()
     backlog.park(queue, encoded("fresh", id="fresh", ttl=120))
     monkeypatch.setattr(passes, "time", SimpleNamespace(time=lambda: time.time() + 180.0))
+    summary = backlog.drain(late="dead-letter")
+    assert (summary.delivered, summary.dead_lettered) == (1, 0)
+
+
+def test_a_long_lock_makes_no_message_late(pair: Pair, backlog: Backlog) -> None:
+    """A queue that somebody else has made may lock for five minutes: that is no clock which is four minutes behind."""
+    queue = pair.queue()
+    backlog.make(lock_duration=timedelta(minutes=5))
+    backlog.park(queue, encoded("fresh", id="fresh", ttl=120))
     summary = backlog.drain(late="dead-letter")
     assert (summary.delivered, summary.dead_lettered) == (1, 0)
 

@@ -93,6 +93,9 @@ def test_a_primary_that_is_down_holds_up_no_hub(pair: Pair, backlog: Backlog, hu
     summary = backlog.drain(event_hubs=hubs.namespace())
     assert (summary.delivered, summary.held) == (1, 1)
     assert hubs.bodies(hub) == ["an event"]
+    # Nobody takes that for a backlog with nothing in it but what is held back.
+    assert summary.error is not None
+    assert summary.error.startswith(f"the primary {pair.name} cannot be reached: ")
 
 
 def test_without_event_hubs_in_its_configuration_events_are_dead_lettered(

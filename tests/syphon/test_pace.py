@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -220,6 +221,17 @@ def test_a_lock_that_lasts_too_long_tells_that_this_clock_is_behind(behind: floa
     clock = LockClock()
     assert abs(clock.left(int((2e6 + 60.0) * 1000), 2e6 - behind) - 60.0) < 0.01
     assert abs(clock.now(2e6 - behind) - 2e6) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("seems", "longest"), [(60.0, 60.0), (100.0, 100.0), (300.0, 300.0), (4000.0, 300.0), (-50.0, 60.0)]
+)
+def test_a_lock_that_seems_long_may_be_long(seems: float, longest: float) -> None:
+    """Messages are given back as if it lasted a minute; what nobody has settled is waited for that long."""
+    clock = LockClock()
+    clock.left(int((2e6 + seems) * 1000), 2e6)
+    assert clock.seconds == 60.0
+    assert abs(clock.longest - longest) < 0.01
 
 
 # --- what a refusal means --------------------------------------------------------------------------------------------

@@ -28,9 +28,10 @@ they were sent (their container, descriptors, order and the header may change). 
 Through a broker that encodes the rest anew, every value and its AMQP type are the same.
 
 Messages that the retired .NET client parked have the same four `x-ms-` properties and nothing of `x-pairbus-`. They are
-restored alike. A time to live that a header cannot say (above 2**32 - 1 ms, such as TimeSpan.MaxValue) is left unset,
-which means the same: for ever. DeadLetterReason and DeadLetterErrorDescription, which a message has that was
-dead-lettered in the backlog and put back by hand, stay: they are its history, and nothing tells them from the sender's.
+restored alike. Of a time to live that a header cannot say (above 2**32 - 1 ms) the header has the longest that it can,
+and `absolute-expiry-time` the whole; TimeSpan.MaxValue is left unset, which means the same: for ever. DeadLetterReason
+and DeadLetterErrorDescription, which a message has that was dead-lettered in the backlog and put back by hand, stay:
+they are its history, and nothing tells them from the sender's.
 """
 
 from __future__ import annotations

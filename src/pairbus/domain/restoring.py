@@ -51,6 +51,8 @@ from .values import AmqpDecodeError, Described, Long, Symbol, UInt, decode, enco
 
 #: The longest time to live that a header can say, in milliseconds.
 MAX_TIME_TO_LIVE = 2**32 - 1
+#: The last millisecond of the year 9999, since 1970.
+_END_OF_TIME = 253_402_300_799_999
 _NULL = b"\x40"
 _I64 = struct.Struct(">q")
 _U32 = struct.Struct(">I")
@@ -163,7 +165,7 @@ def _restore(message: bytes, now: int, heads: Heads) -> Restored:
 
     header = form.header
     if time_to_live is not None:
-        header = _with_time_to_live(header or USUAL_HEADER, time_to_live, form.ttl)
+        header = _with_time_to_live(header or USUAL_HEADER, min(time_to_live, MAX_TIME_TO_LIVE), form.ttl)
     told = where.get(DELIVERY_ANNOTATIONS)
     instructions = b""
     if form.delivery is not None or (told is not None and not _is_lock_token(message, told)):
@@ -174,7 +176,7 @@ def _restore(message: bytes, now: int, heads: Heads) -> Restored:
     if head is None or scheduled is not None or form.annotations is not None:
         annotations, told_by_broker = _restore_annotations(message, where.get(MESSAGE_ANNOTATIONS), scheduled, form)
     expiry = form.expiry
-    if expiry == b"":
+    if expiry == b"" or (time_to_live or 0) > MAX_TIME_TO_LIVE:  # which a header cannot say
         expiry = None if time_to_live is None else b"\x83" + _I64.pack(now + time_to_live)
     properties, message_id = _restore_properties(message, where.get(PROPERTIES), session_id, expiry)
     if count or form.properties:
@@ -223,7 +225,7 @@ def _open_application(message: bytes, found: Section | None) -> tuple[bytes, int
 
 
 def _read_time_to_live(raw: bytes | None) -> int | None:
-    """Milliseconds; None where there is none, or one that is longer than a header can say."""
+    """Milliseconds; None where there is none, or one that ends when .NET's calendar does: for ever."""
     if raw is None:
         return None
     if raw.startswith(TICKS_OF):
@@ -235,7 +237,7 @@ def _read_time_to_live(raw: bytes | None) -> int | None:
     if ticks < 0:
         raise EnvelopeError(TIME_TO_LIVE, shown(raw))
     milliseconds = int(ticks) // TICKS
-    return milliseconds if milliseconds <= MAX_TIME_TO_LIVE else None
+    return milliseconds if milliseconds <= _END_OF_TIME else None
 
 
 def _read_form(raw: bytes) -> Form:

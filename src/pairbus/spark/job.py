@@ -291,7 +291,8 @@ class Syphon:
         """What this syphon has dead-lettered, from the ledger: destination, how many, and why (one reason each)."""
         if self.query is None:
             return []
-        rows = self.ledger.outcomes().where(F.col("outcome") == Outcome.DEAD_LETTERED.value)
+        rows = self.ledger.outcomes().where(F.col("namespace") == self._name)
+        rows = rows.where(F.col("outcome") == Outcome.DEAD_LETTERED.value)
         rows = rows.where(F.col("settled_at") >= F.lit(self._began_at))
         found = rows.groupBy("destination").agg(F.count("*").alias("times"), F.min("reason").alias("reason"))
         return [(row.destination or "no destination", row.times, row.reason) for row in found.collect()]
@@ -384,7 +385,7 @@ class Syphon:
         return depths
 
     def _warn_of(self, depths: Depths) -> None:
-        if depths.missing or depths.left_out:
+        if depths.missing or depths.left_out or depths.given_out:
             warn_of(depths, self._secondary or self.config.secondary.resolve(), self._name)
 
     def _tell(self, note: Note) -> None:

@@ -140,14 +140,15 @@ def verify(
 
     `in_backlog` has the sequence numbers that are in each queue (`backlog_sequence_numbers` peeks them); None says that
     the queues are empty. `namespace` picks the primary if the ledger has more than one. Raises `OptionError` where
-    there is no ledger.
+    there is no ledger, or one that has rows, but none of that primary.
     """
     book = Ledger(spark, ledger)
     if not book.exists:
         raise OptionError(f"there is no ledger at {ledger}: give the folder that [ledger] path names")
     rows = book.outcomes().select(*_NUMBER, "message_id", "outcome")
     if namespace is not None:
-        rows = rows.where(F.col("namespace") == namespace)
+        namespace = namespace.lower()
+        rows = _of_primary(rows, namespace)
     rows = rows.unionByName(_parked(spark, rows, in_backlog or {}, namespace))
     # Numbers only, so that Spark counts them in a hash table; the ids of the few that matter are looked up later.
     numbers = rows.groupBy(*_NUMBER).agg(
@@ -159,6 +160,15 @@ def verify(
         return _checked(numbers, rows)
     finally:
         numbers.unpersist()
+
+
+def _of_primary(rows: DataFrame, namespace: str) -> DataFrame:
+    """The rows of one primary. That a misspelt one has none would prove nothing."""
+    found = rows.where(F.col("namespace") == namespace)
+    if found.isEmpty() and (others := [row.namespace for row in rows.select("namespace").distinct().collect()]):
+        known = ", ".join(sorted(others))
+        raise OptionError(f"the ledger has no row of the primary {namespace!r}: it has rows of {known}")
+    return found
 
 
 def _parked(

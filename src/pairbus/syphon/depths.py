@@ -6,8 +6,8 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ..administration import administration_client
-from ..domain.backlog import queue_path, told_queues
+from ..administration import administration_client, max_delivery_count
+from ..domain.backlog import PROPERTIES, queue_path, told_queues
 from ..options import Namespace
 
 log = logging.getLogger("pairbus.syphon")
@@ -23,6 +23,8 @@ class Depths:
     operations: int = 1
     #: The depths of other backlog queues of that primary, as far as they were seen.
     others: Mapping[int, int] = field(default_factory=dict)
+    #: Queues that somebody else has made: index → how often a message of it is given out, less than for ever.
+    given_out: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -63,15 +65,22 @@ def left_out_text(left_out: Mapping[int, int], primary_name: str) -> str:
 
 
 def warn_of(depths: Depths, secondary: Namespace, primary_name: str) -> None:
-    """Say which queues are not there, and which were forgotten, if any."""
+    """Say which queues are not there, were forgotten, or are not as they should be, if any."""
     if depths.none_exists:
         log.warning("%s", none_exists_text(depths, secondary, primary_name))
     elif depths.missing:
         log.warning("%s has no backlog queue %s of %s", secondary.host, told_queues(depths.missing), primary_name)
+    for index, times in depths.given_out.items():
+        log.warning(
+            "%s has max_delivery_count=%d: a message that is held back is given out again with each try, and after %d "
+            "of them the service dead-letters it by itself, without a row in the ledger; pairbus makes them with %d",
+            queue_path(primary_name, index), times, times, _FOR_EVER,
+        )  # fmt: skip
     if depths.left_out:
         log.warning("%s", left_out_text(depths.left_out, primary_name))
 
 
+_FOR_EVER: int = PROPERTIES["max_delivery_count"]
 #: As many queues as a page has at the most; how many of them are read twice.
 _PAGE, _OVERLAP = 100, 5
 #: Where in the list of a secondary's queues those of a primary begin, as it was last time.
@@ -90,6 +99,7 @@ def backlog_depths(
     wanted = {queue_path(primary_name, index).lower(): index for index in indexes or ()}
     found: dict[int, int | None] = dict.fromkeys(sorted(wanted.values()))
     others: dict[int, int] = {}
+    given_out: dict[int, int] = {}
     prefix = queue_path(primary_name, 0).lower().removesuffix("0")
     begins = _begins.get((secondary.host, primary_name), 0) if indexes is not None else 0
     pages, first = 0, None
@@ -105,6 +115,8 @@ def backlog_depths(
                     name, depth = queue.name.lower(), int(queue.active_message_count or 0)
                     if (index := wanted.pop(name, None)) is not None:
                         found[index] = depth
+                        if (times := max_delivery_count(queue) or _FOR_EVER) < _FOR_EVER:
+                            given_out[index] = times
                         first = at if first is None else min(first, at)
                     elif name.startswith(prefix) and (number := name.removeprefix(prefix)).isdecimal():
                         others[int(number)] = depth
@@ -112,4 +124,5 @@ def backlog_depths(
     if indexes is None:
         return Depths(others, pages)
     _begins[secondary.host, primary_name] = first or 0
-    return Depths(found, pages, {index: depth for index, depth in others.items() if index not in found})
+    others = {index: depth for index, depth in others.items() if index not in found}
+    return Depths(found, pages, others, given_out)

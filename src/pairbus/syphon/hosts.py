@@ -43,8 +43,8 @@ class Host:
 
     @property
     def lost(self) -> LinkError | None:
-        """Why its connection, once made, is gone."""
-        return None if self._connection is None else self._connection.lost
+        """Why it could not be reached, or its connection is gone."""
+        return self._failed if self._connection is None else self._connection.lost
 
     async def close(self) -> None:
         if self._connection is not None:

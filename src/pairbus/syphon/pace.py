@@ -92,10 +92,15 @@ class LockClock:
 
     #: The shortest lock that is reckoned with, and the longest: backlog queues have a minute.
     RANGE = (5.0, 60.0)
+    #: The longest that the service gives.
+    _LONGEST = 300.0
 
     def __init__(self) -> None:
         #: How long a new lock lasts; 0 until a message was seen.
         self.seconds = 0.0
+        #: How long it may last for all that is known: a lock that seems longer than a minute may be one, or this
+        #: machine's clock is behind.
+        self.longest = 0.0
         self._offset = 0.0
 
     def left(self, locked_until: int | None, now: float) -> float:
@@ -107,6 +112,7 @@ class LockClock:
             seems = locked_until / 1000 - now
             # A lock that seems to have ended is new all the same: this machine's clock is ahead, nobody knows how far.
             self.seconds = most if seems <= 0 else min(max(seems, least), most)
+            self.longest = max(self.seconds, min(seems, self._LONGEST))
             self._offset = seems - self.seconds
         return locked_until / 1000 - self.now(now)
 

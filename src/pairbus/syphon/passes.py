@@ -100,6 +100,10 @@ class Pass:
             finally:
                 beat.cancel()
             await self._say_goodbye(self._receiver)
+            if (
+                self._failed is None and (gone := self._routes.primary.lost) is not None
+            ):  # event hubs went on without it
+                self._failed = f"the primary {drain.primary.name} cannot be reached: {gone}"
         except LinkError as error:
             self._failed = self._failed or f"{path}: {error}"
         finally:
@@ -254,7 +258,7 @@ class Pass:
                 self._receiver.closed is not None and self._connection is not None and not self._connection.lost
             )
             unseen = self._receiver.credit > 0 and not closed_alone
-            self._drain.owed.left(self._loop.time(), self._locks.seconds, left, unseen)
+            self._drain.owed.left(self._loop.time(), self._locks.longest, left, unseen)
         farewells = [self._routes.close()]
         if self._connection is not None:
             farewells.append(self._connection.close())
@@ -330,7 +334,7 @@ class Pass:
         drain = self._drain
         if drain.suspects:
             drain.suspects = False
-            drain.owed.suspect(self._loop.time(), self._locks.seconds)
+            drain.owed.suspect(self._loop.time(), self._locks.longest)
             drain.owed.has_sessions = False  # that is seen from now on
 
     def _must_wait(self, message: Moving) -> bool:
@@ -352,7 +356,8 @@ class Pass:
         """Whether its life ended in the backlog, and that is to be its end."""
         if self._options.late != "dead-letter" or message.parked_at is None:
             return False
-        late = self._locks.now(wall) * 1000 - (message.parked_at + time_to_live)
+        # By both clocks: the service's is only known as well as it is known how long a lock lasts.
+        late = min(self._locks.now(wall), wall) * 1000 - (message.parked_at + time_to_live)
         if late <= 0:
             return False
         said = f"its time to live of {time_to_live} ms ended in the backlog, {late / 1000:.0f} s ago"
