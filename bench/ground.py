@@ -17,6 +17,7 @@ from bench.figures import ROOT, Side
 from bench.localbus import cpu_seconds
 from bench.raw_client import RawClient, message_of, send_many
 from pairbus import Namespace
+from pairbus.domain.backlog import PROPERTIES as OF_BACKLOG_QUEUES
 from pairbus.domain.backlog import queue_path
 from pairbus.domain.envelope import park
 from pairbus.domain.sections import PROPERTIES, split
@@ -62,7 +63,7 @@ class Ground:
         self.secondary = self._stack.enter_context(LocalBus(SECONDARY, store=store))
         with administration(self.secondary) as admin:
             for index in range(self._queues):
-                admin.create_queue(queue_path(PRIMARY, index), max_size_in_megabytes=5120, lock_duration="PT1M")
+                admin.create_queue(queue_path(PRIMARY, index), **OF_BACKLOG_QUEUES)
         with administration(self.primary) as admin:
             if self._sink:
                 admin.create_topic(DESTINATION)

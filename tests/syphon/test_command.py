@@ -124,11 +124,12 @@ def test_a_queue_that_gives_messages_out_only_so_often_is_told(
     """The service would dead-letter by itself what is held back ten times: nobody else could say why it has no row."""
     backlog.make(0, max_delivery_count=10)
     backlog.make(1)
-    depths = backlog_depths(pair.secondary_namespace(), pair.name, [0, 1])
-    assert depths.given_out == {0: 10}
+    backlog.make(2, max_delivery_count=10)
+    depths = backlog_depths(pair.secondary_namespace(), pair.name, [0, 1, 2])
+    assert depths.given_out == {0: 10, 2: 10}
     warn_of(depths, pair.secondary_namespace(), pair.name)
     (said,) = caplog.messages
-    assert said.startswith(f"{backlog.path(0)} has max_delivery_count=10: ")
+    assert said.startswith(f"backlog queue 0,2 of {pair.name} has max_delivery_count=10: ")
 
 
 def test_queues_on_the_command_line_are_indexes(pair: Pair, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from .checkpoint import CheckpointNote
 from .ledger import BatchRow, Ledger, cause_of
 from .marks import KillMark, SharedSample, StopMark
 from .source import FORMAT, LONGEST_PAUSE, BacklogSource, Note
-from .tasks import SUMMARY, Drain, DrainTask, Trial, summary_of
+from .tasks import SUMMARY, Drain, DrainTask, Trial, passed_on, summary_of
 
 log = logging.getLogger("pairbus.syphon")
 
@@ -139,7 +139,9 @@ class Syphon:
         except OSError as error:
             raise OptionError(f"[ledger] journal cannot be written to: {error}") from error
         try:
-            tried = self._spark.range(0, slots, 1, slots).mapInArrow(Trial(sample).run, "blind string").collect()
+            # Two processes for each task, as in a batch, of which one reads and one drains: they are there from now on.
+            first = self._spark.range(0, slots, 1, slots).mapInArrow(Trial(sample).run, "blind string")
+            tried = first.mapInArrow(passed_on, "blind string").collect()
         except PythonException as error:
             why = str(error).strip().rpartition("\n")[2]
             raise SyphonError(f"pairbus cannot be used on the executors; is it installed there? {why}") from error

@@ -70,11 +70,13 @@ def warn_of(depths: Depths, secondary: Namespace, primary_name: str) -> None:
         log.warning("%s", none_exists_text(depths, secondary, primary_name))
     elif depths.missing:
         log.warning("%s has no backlog queue %s of %s", secondary.host, told_queues(depths.missing), primary_name)
-    for index, times in depths.given_out.items():
+    for times in sorted(set(depths.given_out.values())):
+        those = told_queues([index for index, count in depths.given_out.items() if count == times])
         log.warning(
-            "%s has max_delivery_count=%d: a message that is held back is given out again with each try, and after %d "
-            "of them the service dead-letters it by itself, without a row in the ledger; pairbus makes them with %d",
-            queue_path(primary_name, index), times, times, _FOR_EVER,
+            "backlog queue %s of %s has max_delivery_count=%d: a message that is held back is given out again with each "
+            "try, and after so many the service dead-letters it by itself, without a row in the ledger; pairbus makes "
+            "its queues with %d",
+            those, primary_name, times, _FOR_EVER,
         )  # fmt: skip
     if depths.left_out:
         log.warning("%s", left_out_text(depths.left_out, primary_name))
