@@ -223,6 +223,16 @@ def test_a_lock_that_lasts_too_long_tells_that_this_clock_is_behind(behind: floa
     assert abs(clock.now(2e6 - behind) - 2e6) < 0.01
 
 
+@given(st.integers(1, 20_000), st.integers(0, 2**24))
+def test_a_window_begins_with_a_megabyte_at_the_most(most: int, size: int) -> None:
+    """Small messages may come in a larger number from the beginning, large ones may not; the limit holds."""
+    window = Window(most, 0.0)
+    first = window.size
+    window.sized(size)
+    assert min(first, most) <= window.size <= min(512, most)
+    assert window.size == first or window.size * size <= 2**20
+
+
 @pytest.mark.parametrize(
     ("seems", "longest"), [(60.0, 60.0), (100.0, 100.0), (300.0, 300.0), (4000.0, 300.0), (-50.0, 60.0)]
 )

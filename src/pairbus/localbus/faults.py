@@ -96,6 +96,8 @@ class Faults:
     _carried: dict[int, int] = field(default_factory=dict)
     #: Path and kinds → the faults that strike there: who is struck asks for every message.
     _struck: dict[tuple[str, tuple[str, ...]], list[Fault]] = field(default_factory=dict)
+    #: What becomes of a settlement that is only slow: nobody changes it.
+    _only_late: Decision = field(default_factory=Decision)
 
     # --- setting ---------------------------------------------------------------------------------------
 
@@ -155,16 +157,22 @@ class Faults:
     # --- asking ----------------------------------------------------------------------------------------
 
     def _for(self, path: str, *kinds: str) -> list[Fault]:
-        now = self.clock()
         found = self._struck.get((path, kinds))
-        if found is not None and not any(fault.ended(now) for fault in found):
+        if found is not None and (not found or not self._any_ended(found)):
             return found
+        now = self.clock()
         for ended in [f.id for f in self._faults.values() if f.ended(now)]:
             self.remove(ended)
         if len(self._struck) >= _REMEMBERED:
             self._struck.clear()
         found = self._struck[path, kinds] = [f for f in self._faults.values() if f.kind in kinds and f.strikes(path)]
         return found
+
+    def _any_ended(self, found: list[Fault]) -> bool:
+        for fault in found:
+            if (fault.count is not None or fault.until is not None) and fault.ended(self.clock()):
+                return True
+        return False
 
     def _hits(self, fault: Fault) -> bool:
         if self.chance() >= fault.parameters.get("rate", 1.0):
@@ -234,8 +242,14 @@ class Faults:
         return dropped
 
     def on_settle(self, path: str, *, session: bool = False) -> Decision:
-        decision = Decision(latency=self.latency(path))
-        for fault in self._for(path, "black-hole", "lock-lost", "late-settle", "lost-settle"):
+        latency = self.latency(path)
+        found = self._for(path, "black-hole", "lock-lost", "late-settle", "lost-settle")
+        if not found:  # of every message of a drain from far away
+            if self._only_late.latency != latency:
+                self._only_late = Decision(latency=latency)
+            return self._only_late
+        decision = Decision(latency=latency)
+        for fault in found:
             if fault.kind == "black-hole":
                 decision.swallow = True
             elif self._hits(fault):

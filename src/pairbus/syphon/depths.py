@@ -73,9 +73,9 @@ def warn_of(depths: Depths, secondary: Namespace, primary_name: str) -> None:
     for times in sorted(set(depths.given_out.values())):
         those = told_queues([index for index, count in depths.given_out.items() if count == times])
         log.warning(
-            "backlog queue %s of %s has max_delivery_count=%d: a message that is held back is given out again with each "
-            "try, and after so many the service dead-letters it by itself, without a row in the ledger; pairbus makes "
-            "its queues with %d",
+            "backlog queue %s of %s has max_delivery_count=%d: a message that is held back is given out again with "
+            "each try, and after so many the service dead-letters it by itself, without a row in the ledger; pairbus "
+            "makes its queues with %d",
             those, primary_name, times, _FOR_EVER,
         )  # fmt: skip
     if depths.left_out:

@@ -63,11 +63,12 @@ class Rate:
 
 
 class Window:
-    """How many messages of a backlog queue may be in flight: four times as many after each window's worth that was
-    settled (which takes three round trips), up to the limit, and never more than are settled in a quarter of the time
-    that a lock lasts."""
+    """How many messages of a backlog queue may be in flight: few, until it is seen that they are small; four times as
+    many after each window's worth that was settled (which takes three round trips), up to the limit, and never more
+    than are settled in a quarter of the time that a lock lasts."""
 
-    _FIRST = 64
+    _FIRST, _FIRST_SMALL = 64, 512
+    _FIRST_BYTES = 1024 * 1024
     _GROWTH = 4
     _SHARE = 0.25
 
@@ -76,6 +77,10 @@ class Window:
         self.size = min(self._FIRST, most)
         self._settled = 0
         self._since = now
+
+    def sized(self, size: int) -> None:
+        """The first message is so large: a megabyte of such may come before one was settled."""
+        self.size = max(self.size, min(self._FIRST_SMALL, self._FIRST_BYTES // max(size, 1), self._most))
 
     def settled(self, now: float, lock_seconds: float) -> None:
         """One message was settled."""

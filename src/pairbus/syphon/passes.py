@@ -306,7 +306,10 @@ class Pass:
         lock_left = self._locks.left(restored.facts.locked_until, wall)
         self._suspect()
         drain.owed.came(message.sequence)
-        self._mean_size = size if not self._mean_size else self._mean_size + (size - self._mean_size) / 32
+        if not self._mean_size:
+            self._mean_size = size
+            self._window.sized(size)
+        self._mean_size += (size - self._mean_size) / 32
         self._bytes += message.size
         message.ends_at = self._loop.time() + lock_left * _PATIENCE
         try:
