@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pairbus.spark import Ledger
+from pairbus.spark.session import delta_jars
 from tests.from_file import module_from
 from tests.sending.conftest import Pair, wait_until
 from tests.spark.conftest import Backlog, write_toml
@@ -176,12 +177,29 @@ def test_told_to_stop(
     stopped_in_the_midst(spark, pair, backlog, queue)
 
 
-def test_ctrl_c(spark: SparkSession, pair: Pair, backlog: Backlog, written: Path) -> None:
-    """The same in a process of its own, where Ctrl-C goes to the JVM as well."""
+def python() -> list[str]:
+    """Python is the main process: it has started the JVM."""
+    return [sys.executable]
+
+
+def spark_submit() -> list[str]:
+    """The JVM is the main process: it has started Python."""
+    submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[2]"]
+    settings = ("spark.driver.host=127.0.0.1", "spark.ui.enabled=false", "spark.driver.extraJavaOptions=-Xss8m")
+    confs = [word for setting in settings for word in ("--conf", setting)]
+    return [*submit, "--jars", ",".join(map(str, delta_jars())), *confs]
+
+
+@pytest.mark.parametrize("main", [spark_submit, pytest.param(python, marks=pytest.mark.campaign)])
+def test_ctrl_c(
+    spark: SparkSession, pair: Pair, backlog: Backlog, written: Path, main: Callable[[], list[str]]
+) -> None:
+    """The same in processes of its own, where Ctrl-C goes to Python and to the JVM, whichever has begun."""
     queue = pair.queue()
     backlog.park({0: queue}, 3000)
-    command = [sys.executable, str(JOB), "--config", str(written), "--continuous", "--max-rate", "50"]
-    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
+    command = [*main(), str(JOB), "--config", str(written), "--continuous", "--max-rate", "50"]
+    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    environment = {name: value for name, value in environment.items() if name != "PYSPARK_GATEWAY_PORT"}
     log = backlog.folder / "log"
     with log.open("w") as file:
         job = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)

@@ -13,6 +13,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -221,6 +223,14 @@ def _read(partition: InputPartition) -> Iterator[tuple[Any, ...]]:
     yield partition.queue_index, partition.depth, partition.tick, partition.busy
 
 
+def _leave_interrupts_to_the_driver() -> None:
+    """Ctrl-C goes to every process of a terminal. The driver comes to an end in order; a reader that did so by itself,
+    in a process of Spark's, would end the query with an error before that."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if main is not None and main.name.startswith("pyspark."):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 class BacklogSource(DataSource):
     """`pairbus-backlog`, for readStream. Options: `config`, a syphon's configuration as JSON (references, never
     secrets), and `note`, a file of the driver's."""
@@ -233,5 +243,6 @@ class BacklogSource(DataSource):
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> BacklogReader:
+        _leave_interrupts_to_the_driver()
         note = self.options.get("note")
         return BacklogReader(self.options["config"], Path(note) if note else None)
