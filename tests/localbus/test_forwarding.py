@@ -1,12 +1,16 @@
-"""Forwarding corners that only the broker itself can show: sessions, and a queue that forwards to itself."""
+"""Forwarding corners that only the broker itself can show: sessions, circles, and what counts as a hop."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from pairbus.localbus.broker import MAX_HOPS, Broker
-from pairbus.localbus.message import Draft, read_message
-from pairbus.localbus.settings import QueueSettings
+from pairbus.localbus.message import COPIED, Draft, read_message
+from pairbus.localbus.queues import Queue
+from pairbus.localbus.settings import Counts, QueueSettings, RuleSettings, SqlExpression, TopicSettings
+from pairbus.localbus.topics import Topic
 
 SESSIONS: dict[str, Any] = {"requires_session": True, "enable_partitioning": True}
 """A queue with sessions forwards only if it is partitioned."""
@@ -58,3 +62,82 @@ def test_a_queue_that_forwards_to_itself_ends_in_transfer_dead_letters() -> None
     assert queue.transfer_dead_letters is not None
     (stranded,) = queue.transfer_dead_letters.messages.values()
     assert stranded.hops == MAX_HOPS
+
+
+def chain_of_topics(broker: Broker, length: int) -> tuple[Topic, Queue]:
+    """The first of so many topics, each with a subscription that forwards to the next, and the queue at the end."""
+    end = broker.create_queue(QueueSettings("end"))
+    following = "end"
+    for number in range(length, 0, -1):
+        first = broker.create_topic(TopicSettings(f"t{number}"))
+        broker.create_subscription(first.settings.name, QueueSettings("s", forward_to=following), None)
+        following = first.settings.name
+    return first, end
+
+
+def settle_down(broker: Broker) -> None:
+    """As many turns as anything here could take."""
+    for _ in range(20):
+        broker.turn(broker.clock())
+
+
+def test_a_topic_s_copy_is_no_hop() -> None:
+    """Four topics in a row forward four times and no more: what is copied to their subscriptions does not count."""
+    broker = Broker("contoso")
+    first, end = chain_of_topics(broker, 4)
+    broker.send(first, [draft("a")], broker.clock())
+    settle_down(broker)
+    (arrived,) = end.messages.values()
+    assert arrived.hops % COPIED == 4
+
+
+def test_the_fifth_hop_through_topics_is_refused() -> None:
+    """A chain of five topics ends in the last subscription's transfer dead letters, as a chain of queues does."""
+    broker = Broker("contoso")
+    first, end = chain_of_topics(broker, 5)
+    broker.send(first, [draft("a")], broker.clock())
+    settle_down(broker)
+    assert len(end.messages) == 0
+    last = broker.subscription("t5", "s")
+    assert last is not None
+    assert last.counts().transfer_dead_letter == 1
+
+
+@pytest.mark.parametrize("action", [None, "SET sys.ScheduledEnqueueTimeUtc = '2000-01-01T00:00:00Z'", "SET x = 1"])
+def test_a_circle_through_a_topic_ends(action: str | None) -> None:
+    """The hops are counted on through the copy, also through one that a rule's action has changed."""
+    broker = Broker("contoso")
+    topic = broker.create_topic(TopicSettings("t"))
+    rule = RuleSettings("r", action=None if action is None else SqlExpression(action))
+    circle = broker.create_subscription("t", QueueSettings("s", forward_to="t"), rule)
+    broker.send(topic, [draft("a")], broker.clock())
+    settle_down(broker)
+    assert circle.counts() == Counts(transfer_dead_letter=1)
+
+
+def test_a_scheduled_copy_keeps_its_hops() -> None:
+    """A circle whose messages wait a while in it ends as any other does."""
+    now = 1000.0
+    broker = Broker("contoso", clock=lambda: now)
+    topic = broker.create_topic(TopicSettings("t"))
+    later = SqlExpression("SET sys.ScheduledEnqueueTimeUtc = '1970-01-01T01:00:00Z'")
+    circle = broker.create_subscription("t", QueueSettings("s", forward_to="t"), RuleSettings("r", action=later))
+    broker.send(topic, [draft("a")], now)
+    broker.turn(now)
+    (waiting,) = circle.queue.messages.values()
+    waiting.hops += MAX_HOPS
+    now = 4000.0
+    settle_down(broker)
+    assert circle.counts() == Counts(transfer_dead_letter=1)
+    assert topic.inbox.next_sequence == 2, "it was forwarded once more"
+
+
+def test_a_topic_s_copy_tells_its_first_number() -> None:
+    """A subscription's message says which number it had in its topic, also where its own number is the same."""
+    broker = Broker("contoso")
+    topic = broker.create_topic(TopicSettings("t"))
+    queue = broker.create_subscription("t", QueueSettings("s"), None).queue
+    broker.send(topic, [draft("a")], broker.clock())
+    broker.turn(broker.clock())
+    (copy,) = queue.messages.values()
+    assert b"x-opt-enqueue-sequence-number" in copy.delivered(broker.payloads([copy])[0])

@@ -18,7 +18,7 @@ from .catalog import Catalog
 from .conditions import BusError
 from .hubs import Event, Hub, Partition
 from .limits import check_draft
-from .message import SCHEDULED, Draft, Message
+from .message import COPIED, SCHEDULED, Draft, Message
 from .payload import Parts, View
 from .queues import Queue
 from .settings import FOREVER
@@ -285,10 +285,11 @@ class Broker(Catalog):
                     log.exception("a rule of '%s' failed", subscription.queue.path)
                 if subscription.settings.dead_lettering_on_filter_evaluation_exceptions:
                     why = ("FilterEvaluationException", f"A rule could not be evaluated: {error}")
-                    self._place(subscription.queue, message, payload, now, bury=why)
+                    self._place(subscription.queue, message, payload, now, message.hops | COPIED, bury=why)
                 continue
             for copy in copies:
-                self._place(subscription.queue, message, copy, now, edited=copy is not payload)
+                edited = copy is not payload
+                self._place(subscription.queue, message, copy, now, message.hops | COPIED, edited=edited)
 
     def _place(
         self,
@@ -296,6 +297,7 @@ class Broker(Catalog):
         message: Message,
         payload: bytes,
         now: float,
+        hops: int,
         *,
         edited: bool = False,
         bury: tuple[str, str] | None = None,
@@ -314,7 +316,7 @@ class Broker(Catalog):
         copy = Message(self.new_id(), queue.next_sequence, now, draft)
         queue.next_sequence += 1
         copy.enqueue_sequence = message.enqueue_sequence
-        copy.hops = message.hops + 1
+        copy.hops = hops
         copy.source = message.source
         if edited and draft.scheduled_at is not None and draft.scheduled_at > now:
             copy.state = SCHEDULED
@@ -335,7 +337,8 @@ class Broker(Catalog):
             problem = self._obstacle(message, target, path)
             if problem is None:
                 assert target is not None
-                self._place(target.inbox if isinstance(target, Topic) else target, message, payload, now)
+                place = target.inbox if isinstance(target, Topic) else target
+                self._place(place, message, payload, now, message.hops + 1)
                 queue.take_out(message)
             elif queue.transfer_dead_letters is not None:
                 # As the service does it: what cannot be forwarded is set aside, for a person to see.
@@ -354,7 +357,7 @@ class Broker(Catalog):
         """Why a message cannot be forwarded: a reason and a description."""
         if target is None:
             return "MessagingEntityNotFoundException", f"The forwarding destination '{path}' does not exist."
-        if message.hops >= MAX_HOPS:
+        if message.hops % COPIED >= MAX_HOPS:
             return "MaxTransferHopCountExceeded", f"The message has been forwarded {MAX_HOPS} times already."
         inbox = target.inbox if isinstance(target, Topic) else target
         try:

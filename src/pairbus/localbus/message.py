@@ -21,6 +21,8 @@ PING_CONTENT_TYPE = b"application/vnd.ms-servicebus-ping"
 _PING = PING_CONTENT_TYPE.decode()
 
 ACTIVE, DEFERRED, SCHEDULED = 0, 1, 2
+#: In `hops`, which counts how often a message was forwarded: a topic's copy. It was elsewhere, but that is no hop.
+COPIED = 256
 
 #: Annotations that the broker writes itself: a sender's are dropped, as the service does.
 _BROKER_ANNOTATIONS = frozenset(

@@ -238,6 +238,7 @@ class Queue(Holding):
         active = Message(self._effects.new_id(), self.next_sequence, now, draft)
         active.scheduled_at = message.scheduled_at
         active.enqueue_sequence = message.enqueue_sequence
+        active.hops = message.hops
         active.expires_at = self.expiry(active, now)
         self.insert(active)
         self._effects.stored(self, active)
