@@ -51,6 +51,12 @@ ENTITIES = """
 [[queues]]
 name = "rejecting"
 [[queues]]
+name = "orders/archive"
+[[queues]]
+name = "orders/partitions/1"
+[[event_hubs]]
+name = "telemetry"
+[[queues]]
 name = "sessions"
 requires_session = true
 [[topics]]
@@ -60,6 +66,7 @@ name = "all"
 """
 
 HELLO = Message(body=b"hello", inferred=True).encode()
+PEEK = "com.microsoft:peek-message"
 
 
 @pytest.fixture(autouse=True)
@@ -513,6 +520,68 @@ def test_a_fault_strikes_its_entity_and_what_is_below_it(raw: RawClient, faults:
             raw.sender(entity)
 
 
+def test_a_fault_does_not_strike_an_entity_whose_name_goes_on_behind_a_slash(
+    bus: LocalBus, raw: RawClient, faults: FaultClient
+) -> None:
+    """`orders/archive` is a queue of its own: what is set on `orders` leaves it alone, and its connections."""
+    others = ("orders/archive", "orders/partitions/1")
+    for other in others:
+        raw.put_token(other)
+    open_links = [raw.sender(other) for other in others]
+    faults.unavailable("orders")
+    for link, other in zip(open_links, others, strict=True):
+        raw.send(link, HELLO)
+        raw.send(raw.sender(other), HELLO)
+        raw.receive(raw.receiver(other))
+    with pytest.raises(RawError):
+        raw.sender("orders")
+    with RawClient(bus) as untouched:
+        untouched.put_token(others[0])
+        link = untouched.sender(others[0])
+        faults.drop("orders")
+        untouched.send(link, HELLO)
+
+
+@pytest.mark.parametrize(
+    ("entity", "struck"),
+    [
+        ("orders", ("orders", "orders/$DeadLetterQueue", "orders/$Transfer/$DeadLetterQueue")),
+        ("orders/$deadletterqueue", ("orders/$DeadLetterQueue",)),
+        ("orders/$Transfer/$DeadLetterQueue", ("orders/$Transfer/$DeadLetterQueue",)),
+        ("NEWS", ("news/Subscriptions/all", "news/Subscriptions/all/$DeadLetterQueue")),
+        ("news/Subscriptions/all", ("news/Subscriptions/all", "news/Subscriptions/all/$DeadLetterQueue")),
+        ("telemetry", ("telemetry/ConsumerGroups/$Default/Partitions/0",)),
+    ],
+)
+def test_a_fault_strikes_what_is_an_entity_s_own(
+    raw: RawClient, faults: FaultClient, entity: str, struck: tuple[str, ...]
+) -> None:
+    """Its subscriptions, its dead letters of both kinds, a hub's partitions; a fault on one of them is its alone."""
+    everything = (
+        "orders", "orders/$DeadLetterQueue", "orders/$Transfer/$DeadLetterQueue", "news/Subscriptions/all",
+        "news/Subscriptions/all/$DeadLetterQueue", "telemetry/ConsumerGroups/$Default/Partitions/0",
+    )  # fmt: skip
+    raw.put_token("telemetry")
+    faults.unavailable(entity)
+    refused = []
+    for path in everything:
+        try:
+            raw.receiver(path)
+        except RawError:
+            refused.append(path)
+    assert tuple(refused) == struck
+
+
+def test_a_fault_strikes_an_entity_s_requests(raw: RawClient, faults: FaultClient) -> None:
+    """What is asked of `$management` fails with the entity, and that of its dead letters too."""
+    raw.request("orders", PEEK, {"from-sequence-number": 0, "message-count": 1})
+    raw.request("orders/$DeadLetterQueue", PEEK, {"from-sequence-number": 0, "message-count": 1})
+    faults.internal_error("orders")
+    for path in ("orders", "orders/$DeadLetterQueue"):
+        status, _, condition = raw.request(path, PEEK, {"from-sequence-number": 0, "message-count": 1})
+        assert (status, condition) == (500, conditions.INTERNAL_ERROR)
+
+
 def test_faults_last_as_long_as_they_are_told(raw: RawClient, faults: FaultClient) -> None:
     """A count strikes that often, seconds end by themselves, an id ends one, clear() ends all, during() its block."""
     link = raw.sender("orders")
@@ -566,6 +635,10 @@ def test_faults_last_as_long_as_they_are_told(raw: RawClient, faults: FaultClien
         (lambda f: f.black_hole(count=3), "'black-hole' lasts: it takes seconds, not count"),
         (lambda f: f.busy(entity=""), "entity must be a path or '*'"),
         (lambda f: f.busy(entity=7), "entity must be a path or '*'"),
+        (lambda f: f.busy("nobody"), "there is no entity 'nobody'"),
+        (lambda f: f.busy("orders/$management"), "set it on 'orders', not on 'orders/$management'"),
+        (lambda f: f.busy("telemetry/Partitions/0"), "set it on 'telemetry', not on 'telemetry/partitions/0'"),
+        (lambda f: f.busy("telemetry/ConsumerGroups/x"), "set it on 'telemetry'"),
         (lambda f: f.reject("com.microsoft:tired"), "unknown condition 'com.microsoft:tired'; there are: amqp:"),
         (lambda f: f.reject(["amqp:not-found"]), "unknown condition"),
         (lambda f: f._set("reject", "*", {}, {}), "a rejection needs a condition"),

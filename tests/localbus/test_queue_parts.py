@@ -413,6 +413,7 @@ ADDRESSES = {
     "t/subscriptions/s/$management": Address("t", "s", None, True),
     "h/Partitions/3": Address("h", partition="3"),
     "h/ConsumerGroups/$Default/Partitions/0": Address("h", partition="0", consumer_group="$Default"),
+    "h/Partitions/3/$DeadLetterQueue": Address("h", sub_queue="dead", partition="3"),
     "a%20b": Address("a b"),
 }
 

@@ -26,7 +26,7 @@ from azure.servicebus.exceptions import (
 
 from tests.localbus.raw_client import RawClient, uuids
 from tests.localbus.scenarios import scenario
-from tests.localbus.sdk_clients import Place, bodies, soon, text_properties
+from tests.localbus.sdk_clients import Place, bodies, soon, text_properties, unique
 
 PING = "application/vnd.ms-servicebus-ping"
 SECOND = timedelta(seconds=1)
@@ -733,6 +733,40 @@ async def test_a_message_is_forwarded_four_times_at_most(at: Place) -> None:
     await at.settled(chain[1], transfer_dead_letter=1)
     stranded = at.receiver(chain[1], sub_queue=ServiceBusSubQueue.TRANSFER_DEAD_LETTER)
     assert (await at.take_one(stranded)).dead_letter_reason == "MaxTransferHopCountExceeded"
+
+
+# --- names ---------------------------------------------------------------------------------------------------
+
+
+@scenario("sync")
+async def test_an_entity_may_be_named_as_a_part_of_an_event_hub_is(at: Place) -> None:
+    """`jobs/partitions/1` is a queue where there is one of that name: to send, receive, peek and dead-letter."""
+    for end in ("partitions/1", "consumergroups/b", "ConsumerGroups/b/Partitions/0"):
+        name = f"{unique('jobs')}/{end}"
+        await asyncio.to_thread(at.admin.create_queue, name)
+        await at.send(name, "a", "b")
+        receiver = at.receiver(name)
+        first, second = await at.take(receiver, 2)
+        await receiver.complete_message(first)
+        await receiver.dead_letter_message(second)
+        dead = at.receiver(name, sub_queue=ServiceBusSubQueue.DEAD_LETTER)
+        assert bodies(await dead.peek_messages()) == ["b"]
+        await at.settled(name, dead_letter=1)
+    topic = f"{unique('news')}/partitions/1"
+    await asyncio.to_thread(at.admin.create_topic, topic)
+    await at.subscription(topic)
+    await at.send(topic, "x", topic=True)
+    assert str(await at.take_one(at.receiver(topic, "all"))) == "x"
+
+
+@scenario("sync")
+async def test_a_part_of_something_that_is_no_event_hub_is_nothing(at: Place) -> None:
+    """A receiver of `orders/partitions/1` gets none of the messages of the queue `orders`."""
+    queue = await at.queue()
+    await at.send(queue, "x")
+    with pytest.raises(ServiceBusAuthenticationError):  # how the SDK says that there is no such entity
+        await at.receiver(f"{queue}/partitions/1").receive_messages(1, max_wait_time=1)
+    await at.settled(queue, active=1)
 
 
 # --- status --------------------------------------------------------------------------------------------------

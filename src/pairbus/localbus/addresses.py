@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://[^/]*/?", re.IGNORECASE)
@@ -36,6 +37,40 @@ class Address:
             return f"{self.entity}/Subscriptions/{self.subscription}"
         return self.entity
 
+    @property
+    def place(self) -> str:
+        """What faults know it by: a sub-queue is a place of its own, a partition's links go by their hub's name."""
+        return self.path + {None: "", "dead": "/$DeadLetterQueue"}.get(self.sub_queue, "/$Transfer/$DeadLetterQueue")
+
+    @property
+    def is_part_of_hub(self) -> bool:
+        return self.partition is not None or self.consumer_group is not None
+
+    @property
+    def name(self) -> str:
+        """The path without what is asked of it: what an entity of this name would be called."""
+        name = self.path
+        if self.consumer_group is not None:
+            name += f"/ConsumerGroups/{self.consumer_group}"
+        return name if self.partition is None else f"{name}/Partitions/{self.partition}"
+
+
+class Entities(Protocol):
+    """Where names are looked up."""
+
+    def queue(self, path: str) -> Any: ...
+    def topic(self, path: str) -> Any: ...
+
+
+def locate(text: str, entities: Entities) -> Address:
+    """What an address means in a namespace: `jobs/partitions/1` is a queue or a topic where one has that name."""
+    address = parse_address(text)
+    if address.is_part_of_hub:
+        name = address.name
+        if entities.queue(name) is not None or entities.topic(name) is not None:
+            return Address(name, None, address.sub_queue, address.management)
+    return address
+
 
 def parse_address(text: str) -> Address:
     """Any address form of the SDKs: a URL or a relative path, with or without suffixes, in any case.
@@ -63,8 +98,8 @@ def parse_address(text: str) -> Address:
         return Address(found["topic"], found["name"], sub_queue, management)
     found = _PARTITION.match(path)
     if found:
-        return Address(found["hub"], None, None, management, found["id"], found["group"])
+        return Address(found["hub"], None, sub_queue, management, found["id"], found["group"])
     found = _GROUP.match(path)  # what an event hub's consumer asks a token for
     if found:
-        return Address(found["hub"], None, None, management, None, found["group"])
+        return Address(found["hub"], None, sub_queue, management, None, found["group"])
     return Address(path, None, sub_queue, management)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..domain.values import Described, Symbol, ULong
 from . import conditions, engine
-from .addresses import Address, parse_address
+from .addresses import Address, locate
 from .auth import LISTEN, SEND
 from .conditions import BusError
 from .consumers import Consumer, HubConsumer
@@ -42,10 +42,10 @@ def attach(connection: AmqpConnection, link: Any) -> LinkHandler | None:
         raise BusError(conditions.INVALID_FIELD, "The attach names no entity.")
     if text.rsplit("/", 1)[-1].lower() == "$cbs":
         return _node(connection, link, incoming, "$cbs", None)
-    address = parse_address(text)
+    address = locate(text, connection.server.broker)
     if address.entity.lower() == "$management":  # how Event Hubs is asked: each request names its hub
         return _node(connection, link, incoming, "$management", None)
-    path = _fault_path(address)
+    path = address.place
     faults = connection.server.faults
     if faults.is_silent(path):
         connection.unanswered[link] = path
@@ -76,13 +76,6 @@ def attach(connection: AmqpConnection, link: Any) -> LinkHandler | None:
         raise BusError(conditions.NOT_ALLOWED, f"'{address.path}' is a topic: receive from one of its subscriptions.")
     connection.server.broker.check_receive(target)
     return _consumer(connection, link, path, target)
-
-
-def _fault_path(address: Address) -> str:
-    path = address.path
-    if address.sub_queue is not None:
-        path += "/$deadletterqueue"
-    return path
 
 
 def _node(connection: AmqpConnection, link: Any, incoming: bool, path: str, address: Address | None) -> LinkHandler:

@@ -10,11 +10,10 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, Protocol
 from urllib.parse import unquote, unquote_plus, urlsplit
 
 from . import conditions
-from .addresses import parse_address
+from .addresses import Address, Entities, locate, parse_address
 from .conditions import BusError
 
 SEND, LISTEN, MANAGE = "Send", "Listen", "Manage"
@@ -62,13 +61,6 @@ def bad_token(why: str) -> BusError:
     return BusError(conditions.AUTH_FAILED, why)
 
 
-class Entities(Protocol):
-    """Where an entity's own authorization rules are looked up."""
-
-    def queue(self, path: str) -> Any: ...
-    def topic(self, path: str) -> Any: ...
-
-
 class Authorizer:
     """Checks tokens against the keys of the namespace, and of the entities that have their own."""
 
@@ -89,7 +81,7 @@ class Authorizer:
 
     def grant(self, token: str, audience: str, now: float) -> Grant:
         """What a token allows on an audience: a URL or a path."""
-        path = parse_address(audience).path.lower()
+        path = self._address(audience).path.lower()
         if not token.startswith(_PREFIX):
             return self._jwt(token, path)
         fields = dict(part.partition("=")[::2] for part in token[len(_PREFIX) :].split("&"))
@@ -156,7 +148,10 @@ class Authorizer:
             raise bad_token("MalformedToken: The token's resource is no URL.") from None
         if host not in self.hosts or (port is not None and port != self.port):
             raise bad_token(f"InvalidAudience: The token is for another host ('{host}').")
-        return parse_address(parts.path).path.lower()
+        return self._address(parts.path).path.lower()
+
+    def _address(self, text: str) -> Address:
+        return parse_address(text) if self._entities is None else locate(text, self._entities)
 
     def check_rest(self, header: str | None, path: str, right: str, now: float) -> None:
         """Refuse a management request that no key, or not the right one, has signed."""

@@ -70,6 +70,11 @@ class Catalog:
     def find(self, address: Address) -> Queue | Topic | Hub:
         """What an address means; a queue stands for a subscription and for sub-queues too."""
         queue: Queue | None
+        if address.is_part_of_hub:
+            hub = self.hub(address.entity)
+            if hub is None or address.sub_queue is not None:
+                raise not_found(address.name)
+            return hub
         if address.subscription is not None:
             subscription = self.subscription(address.entity, address.subscription)
             queue = None if subscription is None else subscription.queue

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +47,10 @@ _REQUESTS = (
 _SETTLE = "com.microsoft:update-disposition"
 _LOCKED = (_SETTLE, "com.microsoft:renew-lock", "com.microsoft:renew-session-lock")
 _SEND = "com.microsoft:schedule-message"
+
+
+#: What may follow an entity's name in the name of something that is its own.
+_OWN = re.compile(r"(/subscriptions/[^/]+)?(/(\$transfer/)?\$deadletterqueue)?(/\$management)?")
 
 
 class FaultError(ValueError):
@@ -278,9 +283,12 @@ class Faults:
 
 
 def covers(entity: str, path: str) -> bool:
-    """Whether a fault on an entity strikes a path: itself, its subscriptions, its sub-queues."""
-    path = path.lower()
-    return path == entity or path.startswith(entity + "/")
+    """Whether a fault on an entity strikes a path: itself, its subscriptions, its dead letters, its requests.
+
+    `orders/archive` is none of `orders`' own. A hub's partitions and consumer groups go by the hub's own name.
+    """
+    entity, path = entity.lower(), path.lower()
+    return path.startswith(entity) and _OWN.fullmatch(path, len(entity)) is not None
 
 
 def is_drop_now(kind: str, parameters: dict[str, Any]) -> bool:

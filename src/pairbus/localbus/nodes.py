@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..domain.values import AmqpDecodeError
 from . import conditions, engine
-from .addresses import Address, parse_address
+from .addresses import Address, locate
 from .auth import bad_token
 from .conditions import BusError
 from .engine import lib
@@ -112,12 +112,12 @@ class CbsRequests(Requests):
         try:
             if not isinstance(audience, str) or not isinstance(request.body, str):
                 raise bad_token("MalformedToken: put-token needs a 'name' and a token as text.")
-            address = parse_address(audience)
+            address = locate(audience, server.broker)
             target = server.find_or_none(address)
             grant = server.authorizer.grant(request.body, audience, server.now())
             if address.entity and target is None:
-                log.warning("a token was asked for '%s', which does not exist here", address.path[:200])
-                raise conditions.not_found(address.path)
+                log.warning("a token was asked for '%s', which does not exist here", address.name[:200])
+                raise conditions.not_found(address.name)
         except BusError as error:
             return Reply.of(error)
         connection.grants[grant.path] = grant
@@ -149,7 +149,7 @@ class NamespaceRequests(Requests):
 
     def respond(self, request: Request, fault: BusError | None) -> Reply:
         server = self.connection.server
-        address = parse_address(str(request.properties.get("name", "")))
+        address = locate(str(request.properties.get("name", "")), server.broker)
         try:
             self.connection.authorize(address.path, server.operations.right(request))
             if fault is not None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import conditions
-from .addresses import Address, parse_address
+from .addresses import Address, locate
 from .auth import MANAGE, Authorizer
 from .broker import Broker
 from .conditions import BusError
@@ -293,8 +293,8 @@ class Server:
             if not isinstance(wanted, dict):
                 raise FaultError("a fault is a JSON object")
             fault = self.faults.read(wanted)
-            if fault.entity != "*" and self.find_or_none(parse_address(fault.entity)) is None:
-                raise FaultError(f"there is no entity '{fault.entity}' to set a fault on; create it first, or use '*'")
+            if fault.entity != "*":
+                fault.entity = self._place_of(fault.entity)
         except ValueError as error:
             return _json(400, {"error": str(error)})
         if is_drop_now(fault.kind, fault.parameters):
@@ -305,6 +305,15 @@ class Server:
         if fault.kind == "unavailable":
             self._detach_unavailable(fault.entity)
         return _json(201, fault.describe())
+
+    def _place_of(self, entity: str) -> str:
+        """Where a fault on an entity strikes; a fault that would strike nothing is refused."""
+        address = locate(entity, self.broker)
+        if self.find_or_none(address) is None:
+            raise FaultError(f"there is no entity '{entity}' to set a fault on; create it first, or use '*'")
+        if address.management or address.is_part_of_hub:
+            raise FaultError(f"a fault is of an entity as a whole: set it on '{address.place}', not on '{entity}'")
+        return address.place.lower()
 
     def drop_connections(self, entity: str) -> int:
         """Cut every connection that has a link to an entity (or all), now."""
