@@ -150,6 +150,11 @@ class SessionWaiter:
     def offer(self, now: float) -> bool:
         if self._cancelled or not self._connection.alive:
             return True
+        try:
+            self._connection.server.broker.check_receive(self._queue)
+        except BusError as error:
+            self.give_up(error)  # its owner has disabled it since
+            return True
         session = self._queue.accept_session(self._name, object(), now)
         if session is None:
             return False

@@ -179,23 +179,17 @@ class Broker(Catalog):
         if isinstance(target, Queue) and self._is_filled_by_us(target):
             raise BusError(conditions.NOT_ALLOWED, f"Messages cannot be sent to '{target.path}' itself.")
         if target.settings.status in ("Disabled", "SendDisabled"):
-            raise _disabled(target.settings.name, "sending to")
+            raise conditions.disabled(target.settings.name, f"sending to '{target.settings.name}'")
 
     def check_receive(self, queue: Queue) -> None:
         """Refuse a receiver where the entity's status, or its forwarding, does not allow one."""
-        parent = self._parent(queue)
-        if parent.settings.status in ("Disabled", "ReceiveDisabled"):
-            raise _disabled(parent.path, "receiving from")
+        self.check_enabled(queue, "receiving from")
         if queue.settings.forward_to is not None:
             raise BusError(
                 conditions.NOT_ALLOWED,
                 f"Cannot create a message receiver on the entity '{queue.path}' because auto-forwarding is "
                 "enabled on it.",
             )
-
-    def _parent(self, queue: Queue) -> Queue:
-        """The queue or subscription itself, also for one of its sub-queues."""
-        return self.by_id.get(queue.id - queue.id % 4, queue)
 
     def _is_filled_by_us(self, queue: Queue) -> bool:
         return queue.id % 4 != 0 or queue.settings.name != queue.path
@@ -373,16 +367,16 @@ class Broker(Catalog):
 
     def touch(self, target: Queue | Topic | Hub) -> None:
         """Somebody has asked something of this entity: it is not idle."""
-        (self._parent(target) if isinstance(target, Queue) else target).accessed_at = self.clock()
+        (self.parent(target) if isinstance(target, Queue) else target).accessed_at = self.clock()
 
     def attach(self, queue: Queue) -> None:
         """A link uses this queue: it is not idle."""
-        parent = self._parent(queue)
+        parent = self.parent(queue)
         self._users[parent.id] = self._users.get(parent.id, 0) + 1
         parent.accessed_at = self.clock()
 
     def detach(self, queue: Queue) -> None:
-        parent = self._parent(queue)
+        parent = self.parent(queue)
         self._users[parent.id] = self._users.get(parent.id, 1) - 1
         if self._users[parent.id] <= 0:
             del self._users[parent.id]
@@ -431,10 +425,3 @@ def _reread(draft: Draft) -> Draft:
     found = read_message(Parts.of(draft.payload).sent())
     found.size = draft.size
     return found
-
-
-def _disabled(path: str, doing: str) -> BusError:
-    return BusError(
-        conditions.ENTITY_DISABLED,
-        f"Messaging entity '{path}' is currently disabled for {doing} it. Its owner can enable it again.",
-    )

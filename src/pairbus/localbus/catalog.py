@@ -7,7 +7,7 @@ from typing import Any
 
 from . import conditions
 from .addresses import Address
-from .conditions import BusError, not_found
+from .conditions import BusError, disabled, not_found
 from .effects import Effects
 from .hubs import Hub
 from .queues import DEAD_LETTER_SUFFIX, Queue
@@ -18,6 +18,8 @@ from .topics import Rule, Subscription, Topic, inbox_settings
 
 #: An entity with its sub-queues takes this many ids: itself, dead letters, transfer dead letters, one spare.
 IDS_PER_ENTITY = 4
+#: The statuses in which messages stay where they are.
+_NOT_RECEIVED_FROM = ("Disabled", "ReceiveDisabled")
 _IMMUTABLE = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
 
 
@@ -39,7 +41,7 @@ class Catalog:
         self._topics: dict[str, Topic] = {}
         self._hubs: dict[str, Hub] = {}
         self._next_id = IDS_PER_ENTITY
-        #: The topic whose inbox, or subscription whose queue, has this id.
+        #: The topic whose inbox has this id.
         self.topic_of_inbox: dict[int, Topic] = {}
         self.by_id: dict[int, Queue] = {}
 
@@ -89,6 +91,16 @@ class Catalog:
         if queue is None:
             raise not_found(address.path)
         return queue
+
+    def parent(self, queue: Queue) -> Queue:
+        """The queue or subscription itself, also for one of its sub-queues."""
+        return self.by_id.get(queue.id - queue.id % IDS_PER_ENTITY, queue)
+
+    def check_enabled(self, queue: Queue, doing: str) -> None:
+        """Refuse what takes messages out of a queue whose status does not allow it."""
+        parent = self.parent(queue)
+        if parent.settings.status in _NOT_RECEIVED_FROM:
+            raise disabled(parent.path, f"{doing} '{queue.path}'")
 
     # --- queues --------------------------------------------------------------------------------------
 
@@ -284,6 +296,7 @@ class Catalog:
             self._effects.ready(queue.dead_letters)
         if queue.transfer_dead_letters is not None:
             queue.transfer_dead_letters.reconfigure(_sub_queue_settings(settings, None))
+            self._effects.ready(queue.transfer_dead_letters)
         queue.updated_at = self._clock()
         self._effects.ready(queue)
 

@@ -36,6 +36,10 @@ ARGUMENT_OUT_OF_RANGE = "com.microsoft:argument-out-of-range"
 OPERATION_CANCELLED = "com.microsoft:operation-cancelled"
 DEAD_LETTER = "com.microsoft:dead-letter"
 
+#: What is refused where messages may not be taken out, as `disabled` says it.
+SETTLING = "settling a message of"
+RENEWING = "renewing a lock of"
+
 #: The HTTP status that goes with each condition, on the management REST and in request/response replies.
 STATUS: dict[str, int] = {
     INTERNAL_ERROR: 500,
@@ -81,6 +85,14 @@ class BusError(Exception):
 
     def __repr__(self) -> str:
         return f"BusError({self.condition!r}, {self.description!r})"
+
+
+def disabled(entity: str, what: str) -> BusError:
+    """The service's answer where an entity's status does not allow what is asked."""
+    return BusError(
+        ENTITY_DISABLED,
+        f"The messaging entity '{entity}' is currently disabled: {what} is refused. Its owner can enable it again.",
+    )
 
 
 def not_found(path: str) -> BusError:

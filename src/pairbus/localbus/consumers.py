@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..domain.values import AmqpDecodeError
 from . import conditions, engine
 from .auth import LISTEN
-from .conditions import BusError
+from .conditions import SETTLING, BusError
 from .engine import lib
 from .fairness import ALONE_PULL, SHARED_PULL
 from .links import Outgoing
@@ -158,6 +158,7 @@ class Consumer(Outgoing):
         server = self.connection.server
         error: BusError | None = None
         try:
+            server.broker.check_enabled(self.queue, SETTLING)
             if fault is not None and fault.error is not None:
                 self.queue.abandon(tag, server.now())  # a lock that is lost: somebody else gets the message
                 raise fault.error

@@ -100,7 +100,7 @@ class Dispatcher:
                 if self._serve(consumer, now):
                     self._woken[consumer] = None
                     more = True
-                if consumer.session is None and not queue.has_ready():
+                if consumer.open and consumer.session is None and not queue.has_ready():
                     break  # nothing is left: the next round begins with the next receiver
         for consumer in woken:
             if consumer.open and self._serve(consumer, now):

@@ -73,15 +73,21 @@ class Operations:
         except AmqpDecodeError as error:
             return Reply.of(BusError(conditions.ARGUMENT_ERROR, f"{request.operation}: {error}."))
 
+    def _enabled(self, target: Any, doing: str) -> Queue:
+        """The queue, if its owner lets messages be taken out of it."""
+        queue = _queue(target)
+        self._broker.check_enabled(queue, doing)
+        return queue
+
     # --- locks ---------------------------------------------------------------------------------------
 
     def _renew_lock(self, target: Any, request: Request) -> Reply:
-        queue, now = _queue(target), self._now()
+        queue, now = self._enabled(target, conditions.RENEWING), self._now()
         ends = [queue.renew(_tag(token), now) for token in request.field("lock-tokens", list)]
         return Reply(body={"expirations": Array(_TIMES, [int(end * 1000) for end in ends])})
 
     def _dispose(self, target: Any, request: Request) -> Reply:
-        queue, now = _queue(target), self._now()
+        queue, now = self._enabled(target, conditions.SETTLING), self._now()
         tags = list(dict.fromkeys(_tag(token) for token in request.field("lock-tokens", list)))  # twice means once
         status = request.field("disposition-status", str).lower()
         properties = request.field("properties-to-modify", dict, optional=True)
@@ -122,7 +128,7 @@ class Operations:
         return Reply(body={"messages": listed})
 
     def _receive(self, target: Any, request: Request) -> Reply:
-        queue, now = _queue(target), self._now()
+        queue, now = self._enabled(target, "receiving from"), self._now()
         name = request.field("session-id", str, optional=True)
         session = queue.held_session(name, now) if name is not None and queue.sessions is not None else None
         delete = request.field("receiver-settle-mode", int, optional=True) == 0
@@ -182,7 +188,7 @@ class Operations:
         return Reply(body={"session-state": session.state})
 
     def _renew_session(self, target: Any, request: Request) -> Reply:
-        until = _queue(target).renew_session(request.field("session-id", str), self._now())
+        until = self._enabled(target, conditions.RENEWING).renew_session(request.field("session-id", str), self._now())
         return Reply(body={"expiration": Timestamp(int(until * 1000))})
 
     def _list_sessions(self, target: Any, request: Request) -> Reply:
