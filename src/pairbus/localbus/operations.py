@@ -11,9 +11,11 @@ from . import conditions
 from .auth import LISTEN, MANAGE, SEND
 from .broker import Broker
 from .conditions import BusError
+from .holding import NEVER
 from .hubs import Hub
 from .locks import swap_guid
-from .message import ACTIVE, Message, read_message
+from .message import Message, read_message
+from .payload import Parts
 from .queues import Queue
 from .requests import Reply, Request
 from .rule_maps import read_rule, write_rule
@@ -21,6 +23,7 @@ from .topics import Subscription, Topic
 
 _UUIDS, _LONGS, _TIMES, _STRINGS = 0x98, 0x81, 0x83, 0xB1
 _MAX_PEEK = 1000
+_MAX_DELETE = 4000
 _MAX_REPLY = 512 * 1024
 #: The last second of .NET's calendar, in milliseconds: sessions "updated since" then are all sessions.
 _END_OF_TIME = 253_402_300_799_000
@@ -46,7 +49,7 @@ class Operations:
             "com.microsoft:add-rule": (MANAGE, self._add_rule),
             "com.microsoft:remove-rule": (MANAGE, self._remove_rule),
             "com.microsoft:enumerate-rules": (MANAGE, self._list_rules),
-            "com.microsoft:delete-messages": (LISTEN, self._delete_messages),
+            "com.microsoft:batch-delete-messages": (LISTEN, self._delete_messages),
             "READ": (LISTEN, self._read_hub),
         }
 
@@ -115,16 +118,20 @@ class Operations:
         queue = target.inbox if isinstance(target, Topic) else _queue(target)
         limit = min(max(request.field("message-count", int), 0), _MAX_PEEK)
         session = request.field("session-id", str, optional=True)
+        bodiless = request.field("omit-message-body", bool, optional=True)
         messages = queue.peek(request.field("from-sequence-number", int), limit, session)
         if not messages:
             return Reply(204, "No messages to peek.", conditions.MESSAGE_NOT_FOUND, {"messages": []})
         listed: list[dict[str, Any]] = []
         size = 0
         for message in messages:
-            size += message.size
+            payload = self._broker.payloads([message])[0]
+            if bodiless:
+                payload = Parts.of(payload).without_body().pack()
+            size += len(payload)
             if listed and size > _MAX_REPLY:
                 break
-            listed.append({"message": message.delivered(self._broker.payloads([message])[0])})
+            listed.append({"message": message.delivered(payload)})
         return Reply(body={"messages": listed})
 
     def _receive(self, target: Any, request: Request) -> Reply:
@@ -145,18 +152,14 @@ class Operations:
         return {"message": message.delivered(payload, token, message.lock.end), "lock-token": UUID(bytes=token)}
 
     def _delete_messages(self, target: Any, request: Request) -> Reply:
-        queue = _queue(target)
-        limit = min(max(request.field("message-count", int), 0), 4000)
+        queue = self._enabled(target, "deleting messages of")
+        limit = min(max(request.field("message-count", int), 0), _MAX_DELETE)
         before = request.field("enqueued-time-utc", int, optional=True)
-        gone: list[Message] = []
-        for message in queue.messages.values():
-            if len(gone) >= limit or (before is not None and message.enqueued_at * 1000 >= before):
-                break
-            if message.lock is None and message.state == ACTIVE:
-                gone.append(message)
-        for message in gone:
-            queue.discard(message)
-        return Reply(200 if gone else 204, "OK", None, {"message-count": len(gone)})
+        session = request.field("session-id", str, optional=True)
+        if session is not None and queue.sessions is not None:
+            queue.held_session(session, self._now())
+        gone = queue.delete_oldest(limit, NEVER if before is None else before, session)
+        return Reply(200 if gone else 204, "OK", None, {"message-count": gone})
 
     def _schedule(self, target: Any, request: Request) -> Reply:
         now = self._now()

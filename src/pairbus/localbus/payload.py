@@ -86,6 +86,13 @@ class Parts:
         header = b"".join(parts) + b"\x40" * (4 - len(parts))
         return replace(self, header=header)
 
+    def without_body(self) -> Parts:
+        """Properties and application properties alone, for one who only wants to look."""
+        kept = (
+            s for s in sections.split(self.bare) if s.code in (sections.PROPERTIES, sections.APPLICATION_PROPERTIES)
+        )
+        return replace(self, bare=b"".join(self.bare[s.start : s.end] for s in kept))
+
     def with_properties(
         self, fields: Mapping[int, bytes] | None = None, application: Mapping[str, bytes | None] | None = None
     ) -> Parts:

@@ -6,7 +6,7 @@ be woken, is said through `Effects`; the broker carries it out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -36,17 +36,18 @@ class Queue(Holding):
     # --- looking, by sequence number ---------------------------------------------------------------------
 
     def peek(self, start: int, limit: int, session: str | None = None) -> list[Message]:
-        """Messages from a sequence number on, whatever their state; nothing is locked.
+        """Messages from a sequence number on, whatever their state; nothing is locked."""
+        return list(islice(self._from(start, session), limit))
 
-        Within a session only that session's messages are looked at, however many others there are.
-        """
+    def _from(self, start: int, session: str | None) -> Iterator[Message]:
+        """Within a session only that session's messages are looked at, however many others there are."""
         if session is not None and self.sessions is not None:
             known = self.sessions.get(session)
             its = [] if known is None else known.messages.values()
-            return list(islice((m for m in its if m.sequence >= start), limit))
+            return (m for m in its if m.sequence >= start)
         found = (self.messages[sequence] for sequence in self.messages.irange(minimum=start))
         # In a dead-letter queue messages have sessions too, but are not lined up by them.
-        return list(islice((m for m in found if session is None or (m.session_id or "") == session), limit))
+        return (m for m in found if session is None or (m.session_id or "") == session)
 
     def receive_deferred(
         self,
@@ -80,10 +81,29 @@ class Queue(Holding):
             self._lock(found, now, owner, session)
         return found
 
-    def discard(self, message: Message) -> None:
-        """Remove a message that nobody has locked."""
-        self._line_of(message).left()
-        self._remove(message)
+    def delete_oldest(self, limit: int, before: float = NEVER, session: str | None = None) -> int:
+        """Remove up to so many messages that wait, those with the lowest numbers; how many there were.
+
+        Of those only that were enqueued `before` a time in milliseconds. One that somebody has locked stays, and so do
+        those of a session that somebody holds, unless it is the session that is named.
+        """
+        waiting = (
+            message
+            for message in self._from(0, session)
+            if message.state == ACTIVE
+            and message.lock is None
+            and int(message.enqueued_at * 1000) < before
+            and (session is not None or not self._is_held(message))
+        )
+        chosen = list(islice(waiting, limit))
+        for message in chosen:
+            self._line_of(message).left()
+            self._remove(message)
+        return len(chosen)
+
+    def _is_held(self, message: Message) -> bool:
+        session = None if self.sessions is None else self.sessions.get(message.session_id or "")
+        return session is not None and session.owner is not None
 
     def cancel_scheduled(self, sequences: Iterable[int]) -> None:
         """Remove scheduled messages; one that is not there refuses all."""
