@@ -12,7 +12,7 @@ from azure.servicebus.exceptions import ServiceBusError
 from pairbus.localbus import LocalBus
 from pairbus.localbus.conditions import BusError
 from pairbus.localbus.faults import FaultError
-from pairbus.localbus.settings import QueueSettings
+from pairbus.localbus.settings import HubSettings, QueueSettings, TopicSettings
 
 
 def localbus(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -53,6 +53,15 @@ def test_names_of_the_service_are_refused(name: str) -> None:
     """An entity cannot be called what the service calls its own."""
     with pytest.raises(BusError, match="belongs to the service"):
         QueueSettings(name)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 261])
+@pytest.mark.parametrize("settings", [QueueSettings, TopicSettings, HubSettings])
+def test_the_length_of_a_name_is_said_as_it_is(settings: type, name: str) -> None:
+    """One limit, whether a name is too long or none at all."""
+    with pytest.raises(BusError, match="1 to 260 characters"):
+        settings(name)
+    settings("x" * 260)
 
 
 def test_a_fault_on_nothing_is_refused(bus: LocalBus) -> None:

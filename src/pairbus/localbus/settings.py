@@ -15,6 +15,9 @@ FOREVER = timedelta(days=10675199, hours=2, minutes=48, seconds=5, microseconds=
 STANDARD_MESSAGE_KILOBYTES = 256
 PREMIUM_MESSAGE_KILOBYTES = 102_400
 
+#: Of a queue, a topic or an event hub.
+_LONGEST_PATH = 260
+
 STATUSES = ("Active", "Disabled", "SendDisabled", "ReceiveDisabled")
 
 _SETTINGS = TypeVar("_SETTINGS", bound="_Checked")
@@ -29,10 +32,10 @@ def _between(name: str, value: timedelta, low: timedelta, high: timedelta) -> No
         raise _bad(name, value, f"it must lie between {low} and {high}")
 
 
-def check_path(path: str, limit: int = 260) -> str:
+def check_path(path: str) -> str:
     """An entity's path as the service takes it: no odd characters, no leading or trailing slash."""
-    if not path or len(path) > limit:
-        raise _bad("the entity path", path, f"1 to {limit} characters")
+    if not 1 <= len(path) <= _LONGEST_PATH:
+        raise _bad("the entity path", path, f"1 to {_LONGEST_PATH} characters")
     if path[0] in "/." or path[-1] in "/." or "//" in path:
         raise _bad("the entity path", path, "it may not begin or end with '/' or '.', nor hold '//'")
     if not all(c.isalnum() or c in "-._~/$" for c in path):
@@ -58,7 +61,7 @@ class _Checked:
 
 @dataclass(frozen=True)
 class QueueSettings(_Checked):
-    """A queue, or (with `topic/Subscriptions/name` as its name) a subscription: what holds messages."""
+    """A queue, or (under its own name, without its topic) a subscription: what holds messages."""
 
     lock_duration: timedelta = timedelta(minutes=1)
     max_size_in_megabytes: int = 1024
@@ -193,7 +196,7 @@ DEFAULT_RULE = "$Default"
 
 
 def _check_shared(settings: QueueSettings | TopicSettings) -> None:
-    check_path(settings.name, 600)
+    check_path(settings.name)
     if settings.status not in STATUSES:
         raise _bad("Status", settings.status, "one of " + ", ".join(STATUSES))
     _between("DefaultMessageTimeToLive", settings.default_message_time_to_live, timedelta(seconds=1), FOREVER)
