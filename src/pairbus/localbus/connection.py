@@ -30,6 +30,8 @@ _WRITE_HIGH = 4 * 1024 * 1024
 #: How long a client may take over our goodbye.
 _LINGER_SECONDS = 5.0
 _CLOSING_TICKS = 10
+#: How many seconds a client may take to say its open; Proton watches it only from then on.
+_OPENING_TICKS = 60
 
 
 class AmqpConnection(asyncio.Protocol):
@@ -55,6 +57,8 @@ class AmqpConnection(asyncio.Protocol):
         self.patient = False
         self._closing = False
         self._closing_ticks = 0
+        self._opened = False
+        self._opening_ticks = 0
         self._hang_up = False
         self._ended = False
         self._linger: asyncio.TimerHandle | None = None
@@ -226,6 +230,10 @@ class AmqpConnection(asyncio.Protocol):
             self._closing_ticks += 1
             if self._closing_ticks > _CLOSING_TICKS:
                 self.drop()
+        elif not self._opened and not self.server.faults.is_silent(""):
+            self._opening_ticks += 1
+            if self._opening_ticks > _OPENING_TICKS:
+                self.drop()
         if self.alive:
             self._engine.tick(milliseconds)
             self.wants_output()
@@ -301,6 +309,7 @@ class AmqpConnection(asyncio.Protocol):
         elif kind == lib.PN_SESSION_REMOTE_CLOSE:
             self._on_end(lib.pn_event_session(event))
         elif kind == lib.PN_CONNECTION_REMOTE_OPEN:
+            self._opened = True
             lib.pn_connection_open(self._engine.connection)
         elif kind == lib.PN_CONNECTION_REMOTE_CLOSE:
             self._closing = True
