@@ -65,7 +65,8 @@ def test_sending_knows_the_domain_and_no_engine(path: Path) -> None:
     names = imported(path)
     assert not {name.partition(".")[0] for name in names} & {"pyspark", "proton", "cproton_ffi", "pyarrow", "lark"}
     ours = {name for name in names if name.startswith("pairbus.")}
-    homes = ("pairbus.domain", "pairbus.sending", "pairbus.errors", "pairbus.options", "pairbus.administration")
+    homes = ("domain", "sending", "errors", "options", "administration", "bounded_credential")
+    homes = tuple(f"pairbus.{home}" for home in homes)
     assert all(name.startswith(homes) for name in ours)
 
 

@@ -8,11 +8,12 @@ from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSa
 from azure.servicebus._base_handler import ServiceBusSharedKeyCredential
 from azure.servicebus.management import QueueRuntimeProperties, ServiceBusAdministrationClient
 
+from .bounded_credential import bounded
 from .options import Namespace
 
 
 def administration_client(namespace: Namespace, timeout: float) -> ServiceBusAdministrationClient:
-    """An administration client that tries once, and not for ever."""
+    """An administration client that tries once, and not for ever; nor does it wait so for its credential."""
     options: dict[str, Any] = {"retry_total": 0, "connection_timeout": timeout, "read_timeout": timeout}
     if namespace.ca_file is not None:
         options["connection_verify"] = str(namespace.ca_file)
@@ -21,7 +22,7 @@ def administration_client(namespace: Namespace, timeout: float) -> ServiceBusAdm
         credential = ServiceBusSharedKeyCredential(*credential.named_key)
     elif isinstance(credential, AzureSasCredential):
         credential = _SignatureCredential(credential)
-    return ServiceBusAdministrationClient(namespace.host, credential, **options)
+    return ServiceBusAdministrationClient(namespace.host, bounded(credential), **options)
 
 
 def max_delivery_count(queue: QueueRuntimeProperties) -> int | None:

@@ -311,7 +311,9 @@ def test_a_refusal_that_comes_late_ends_it_too(pair: Pair, calls: Calls) -> None
 
     def before(method: str, about: str) -> None:
         if method == "PUT":
-            raise ClientAuthenticationError("no right to create")
+            refusal = ClientAuthenticationError("no right to create")
+            refusal.status_code = 401
+            raise refusal
 
     calls.before = before
     with pytest.raises(PairingError, match="Manage right"):

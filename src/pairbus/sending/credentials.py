@@ -15,6 +15,7 @@ from urllib.parse import unquote_plus, urlsplit
 
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 
+from ..bounded_credential import bounded
 from ..errors import PairingError
 from ..options import Namespace
 from .classification import has_no_credential, status_of
@@ -87,7 +88,7 @@ class TokenInquiry(Inquiry):
         super().__init__(role, namespace, _TOKEN_SECONDS)
 
     def _try(self) -> None:
-        credential = self._namespace.credential
+        credential = bounded(self._namespace.credential)
         try:
             credential.get_token(self._scope)
         except Exception:

@@ -39,6 +39,7 @@ from azure.eventhub.exceptions import (
     OperationTimeoutError,
 )
 
+from ..bounded_credential import bounded
 from ..domain.cost import operations_of
 from ..options import Namespace
 from .sdk import Prepared, keep_refusals, port_of
@@ -74,7 +75,7 @@ class HubSender:
         if namespace.use_tls and port_of(namespace.host) is not None:
             # Over TLS the SDK dials 5671 whatever the host says, unless it is told so here.
             options |= {"custom_endpoint_address": f"sb://{namespace.host}", "transport_type": TransportType.Amqp}
-        self._client: Any = EventHubProducerClient(namespace.host, hub, namespace.credential, **options)
+        self._client: Any = EventHubProducerClient(namespace.host, hub, bounded(namespace.credential), **options)
         self._producer: Any = self._client._create_producer(partition_id)
         keep_refusals(self._producer)
 

@@ -10,6 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
 
+from ..bounded_credential import bounded
 from ..errors import OptionError, PairedNamespaceClosedError, PairingError
 from ..options import Namespace, PairingOptions, refuse_same
 from . import events
@@ -105,6 +106,8 @@ class PairedNamespace:
         self.closing = threading.Event()
         self._pid = os.getpid()
         self._operations = Operations()
+        # Kept, so that the last tokens outlive the connections that they were for.
+        self._credentials = [bounded(each.credential) for each in (primary, secondary, event_hubs) if each is not None]
         inquiries = _ask(primary, secondary, event_hubs)
         provisioned = provision(primary, secondary, options.backlog_queue_count, self._operations, _MANAGEMENT_SECONDS)
         for inquiry in inquiries:

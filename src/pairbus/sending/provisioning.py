@@ -180,6 +180,10 @@ def _is_unauthorised(error: Exception) -> bool:
 
 
 def _refuse_unauthorised(result: BacklogQueue | Exception, secondary: Namespace) -> None:
+    if isinstance(result, ClientAuthenticationError) and result.status_code is None:  # not by the service
+        raise PairingError(
+            f"the credential of the secondary {secondary.host} gives no token: {describe(result)}"
+        ) from result
     if isinstance(result, Exception) and _is_unauthorised(result):
         raise PairingError(
             f"{secondary.host} does not let this credential look for or make backlog queues: {describe(result)} Is it "

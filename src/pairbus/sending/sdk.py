@@ -33,6 +33,7 @@ from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 from azure.servicebus.exceptions import ServiceBusError
 
+from ..bounded_credential import bounded
 from ..domain.cost import operations_of
 from ..options import Namespace
 
@@ -64,7 +65,7 @@ def service_bus_client(namespace: Namespace, try_timeout: float) -> ServiceBusCl
     if namespace.use_tls and port_of(namespace.host) is not None:
         # Over TLS the SDK dials 5671 whatever the host says, unless it is told so here.
         options |= {"custom_endpoint_address": f"sb://{namespace.host}", "transport_type": TransportType.Amqp}
-    return ServiceBusClient(namespace.host, namespace.credential, **options)
+    return ServiceBusClient(namespace.host, bounded(namespace.credential), **options)
 
 
 def port_of(host: str) -> str | None:
