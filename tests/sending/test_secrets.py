@@ -157,7 +157,7 @@ def test_a_whole_story_shows_no_secret(pair: Pair, everything: Everything) -> No
     said.hear(bus, sender, bus.options, bus.primary, bus.secondary, bus.status())
     pair.secondary.kill()
     said.error_of(BacklogUnavailableError, lambda: sender.send_messages(ServiceBusMessage("nowhere")))
-    said.hear(bus.status(), json.dumps(bus.status().as_dict(), default=str))
+    said.hear(bus.status(), json.dumps(bus.status().as_dict()))
     pair.primary.restart()
     wait_until(lambda: pair.told("failed back"))
     pair.secondary.restart()

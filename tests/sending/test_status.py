@@ -7,7 +7,8 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from dataclasses import asdict
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from pairbus import (
     PairedSender,
     options,
 )
+from pairbus.domain.backlog import queue_path
 from pairbus.sending import events
 from pairbus.sending import pairing as pairing_module
 from pairbus.sending.status import EntityStatus
@@ -125,7 +127,7 @@ def test_the_status_of_an_entity_in_each_of_its_states(pair: Pair, monkeypatch: 
     sender.send_messages(ServiceBusMessage("4"))
     assert (entity(bus, queue).sent, entity(bus, queue).parked) == (3, 1)
 
-    plain = json.loads(json.dumps(bus.status().as_dict(), default=str))
+    plain = json.loads(json.dumps(bus.status().as_dict()))
     assert plain["entities"][queue]["state"] == "available"
     assert plain["closed"] is False
     assert plain["primary"] == f"127.0.0.1:{pair.primary.port}"
@@ -134,6 +136,28 @@ def test_the_status_of_an_entity_in_each_of_its_states(pair: Pair, monkeypatch: 
     bus.close()
     assert bus.status().closed
     assert entity(bus, queue).parked == 1, "a closed pairing can still be asked"
+
+
+def test_a_status_can_be_told_as_json(pair: Pair) -> None:
+    """As it is, for a health endpoint: times and durations are texts that can be read back, and nothing is lost."""
+    path = queue_path(pair.name, 0)
+    with pair.admin(pair.secondary) as admin:
+        admin.create_queue(path, lock_duration=timedelta(seconds=90.5), max_delivery_count=5)
+    queue = pair.queue()
+    bus = pair.pairing()
+    bus.get_queue_sender(queue)
+    pair.declare_down(bus, queue)
+    status = bus.status()
+    found = json.loads(json.dumps(status.as_dict()))
+    told = found["entities"][queue]
+    assert datetime.fromisoformat(told["since"]) == status.entities[queue].since
+    assert datetime.fromisoformat(told["last_error_at"]) == status.entities[queue].last_error_at
+    assert told["last_ping_at"] is None
+    differences = found["queues"][path]["differences"]
+    assert differences["lock_duration"] == ["P0DT0H1M30.500000S", "P0DT0H1M0S"]
+    assert differences["max_delivery_count"] == [5, 2147483647]
+    assert found["queues_asked"] == 2
+    assert set(found) == set(asdict(status))
 
 
 def test_counts_are_exact_under_eight_threads(pair: Pair) -> None:
@@ -364,7 +388,7 @@ def test_a_log_handler_may_ask_for_the_status(pair: Pair, records: Records) -> N
 
     def ask(record: logging.LogRecord) -> None:
         found = bus.status()
-        assert json.dumps(found.as_dict(), default=str)
+        assert json.dumps(found.as_dict())
         states[record.pairbus["kind"]] = found.entities[queue].state  # type: ignore[attr-defined]
 
     records.on_record = ask

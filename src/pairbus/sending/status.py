@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 
@@ -78,5 +78,25 @@ class PairingStatus:
         return len(self.queues)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain dictionaries, for a log or a health endpoint."""
-        return asdict(self)
+        """The same as `json` takes it, for a log or a health endpoint: times and durations are texts of ISO 8601."""
+        found: dict[str, Any] = _plain(asdict(self))
+        return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return _duration(value)
+    return value if value is None or isinstance(value, (str, int, float)) else str(value)
+
+
+def _duration(value: timedelta) -> str:
+    minutes, seconds = divmod(value.seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    fraction = f".{value.microseconds:06}" if value.microseconds else ""
+    return f"P{value.days}DT{hours}H{minutes}M{seconds}{fraction}S"
