@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from pairbus import (
     PairingError,
 )
 from pairbus.domain.backlog import queue_path
+from pairbus.sending import lanes as lanes_module
 from pairbus.sending import provisioning
 from pairbus.sending.lanes import Lane
 from tests.sending.conftest import SLACK, Pair, pairbus_threads, wait_until
@@ -330,6 +332,61 @@ def test_a_send_that_is_interrupted_leaves_nothing_behind(
     sender.send_messages(ServiceBusMessage("after"))
     found = pair.parked_bodies() if when == "parking" else pair.bodies(queue)
     assert found[-1] == "after"
+
+
+@pytest.mark.parametrize("when", ["being opened", "opened"])
+def test_a_sender_whose_opening_is_interrupted_leaves_no_connection(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Ctrl-C while a sender is opened: its connection is not kept, and closed, if need be when it is open at last."""
+    queue = pair.queue()
+    bus = pair.pairing(send_timeout=60)
+    used: list[Lane] = []
+    as_ever = Lane.open
+
+    class Interrupted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            raise KeyboardInterrupt
+
+    def interrupted(lane: Lane, timeout: float) -> None:
+        used.append(lane)
+        as_ever(lane, timeout)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Lane, "open", interrupted)
+        if when == "being opened":
+            patched.setattr(lanes_module, "threading", SimpleNamespace(**{**vars(threading), "Event": Interrupted}))
+        with pytest.raises(KeyboardInterrupt), bus.get_queue_sender(queue):
+            raise AssertionError("not reached")
+    (lane,) = used
+    assert lane.was_cut
+    assert bus._entities[queue].lanes._idle == []
+    wait_until(lambda: lane._sender._shutdown.is_set(), why="the connection is left open")
+    bus.get_queue_sender(queue).send_messages(ServiceBusMessage("after"))
+    assert pair.bodies(queue) == ["after"]
+
+
+def test_a_sender_that_is_closed_in_the_midst_of_its_send_leaves_no_connection(pair: Pair) -> None:
+    """The last one to an entity: what it was sending on is closed when its answer has come; another opens anew."""
+    queue = pair.queue()
+    bus = pair.pairing(send_timeout=30)
+    sender = bus.get_queue_sender(queue)
+    sender.send_messages(ServiceBusMessage("before"))
+    lanes = bus._entities[queue].lanes
+    (lane,) = lanes._idle
+    with pair.primary.faults.during("latency", queue, delay=0.5):
+        sending = Sending(sender, ServiceBusMessage("slow"))
+        wait_until(lambda: bus._guard.deadlines or not sending.is_alive())
+        sender.close()
+        sending.join(50)
+    assert sending.error is None
+    assert lanes._idle == []
+    wait_until(lambda: lane._sender._shutdown.is_set(), why="the connection is left open")
+    other = bus.get_queue_sender(queue)
+    other.send_messages(ServiceBusMessage("after"))
+    assert len(lanes._idle) == 1, "it is kept for a sender that is open"
+    assert pair.bodies(queue) == ["before", "slow", "after"]
 
 
 # --- broken surroundings -------------------------------------------------------------------------------------------

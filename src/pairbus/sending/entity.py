@@ -71,11 +71,13 @@ class Entity:
         """A sender uses this entity's connections."""
         with self._lock:
             self._users += 1
+            self.lanes.wanted = True
 
     def part(self) -> list[threading.Thread]:
-        """A sender has closed; with the last one the connections go."""
+        """A sender has closed; with the last one the connections go, those in use when they are given back."""
         with self._lock:
             self._users -= 1
+            self.lanes.wanted = self._users > 0
             return [] if self._users else self.lanes.close_idle()
 
     # --- what senders report -----------------------------------------------------------------------------

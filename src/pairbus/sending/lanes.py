@@ -189,6 +189,8 @@ class Lanes:
         self._lock = threading.Lock()
         guard.watch(self)
         self.limit = 0
+        #: Whether there is a sender for whom they are kept open.
+        self.wanted = True
         self._closed = False
 
     def take(self) -> Lane:
@@ -212,7 +214,7 @@ class Lanes:
             self.limit = lane.limit
         lane.used_at = time.monotonic()
         self._idle.append(lane)
-        if self._closed:
+        if self._closed or not self.wanted:
             self.close_idle()
 
     def put_back(self, lane: Lane) -> None:

@@ -307,6 +307,9 @@ class PairedSender:
                 raise
             if meaning is Meaning.OUTAGE and _is_unheard(error):
                 entity.failed(error, began)  # what the service has answered counts after retries: by the first send
+        except BaseException:  # Ctrl-C: the thread that opens it closes it
+            entity.lanes.drop(lane)
+            raise
         else:
             entity.lanes.give(lane)
 
