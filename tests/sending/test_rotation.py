@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
 from azure.servicebus.management import EntityStatus
 
@@ -141,6 +142,43 @@ def test_a_message_that_one_queue_refuses_is_parked_in_another(pair: Pair, ledge
     assert sender._queue != refusing
     assert all(found.in_rotation for found in bus.status().queues.values())
     ledger.check(but=0)
+
+
+@pytest.mark.parametrize("then", ["all fail", "the other fails"])
+def test_a_refusal_says_nothing_about_the_messages_after_it(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """A queue refuses the first part of a list, another takes it and then fails: the first is asked about the rest, and
+    if it fails as well the error is that the backlog is unavailable, not what it had said about what is parked."""
+    queue = pair.queue()
+    bus = pair.pairing(backlog_queue_count=2, **QUICK)
+    sender = bus.get_queue_sender(queue)
+    pair.declare_down(bus, queue)
+    first, second = (queue_path(pair.name, index) for index in range(2))
+    sender._queue = first
+    faults, send = pair.secondary.faults, bus.backlog._send
+    refusal = faults.reject("amqp:not-allowed", first)
+
+    def then_down(path: str, *args: Any) -> Any:
+        error = send(path, *args)
+        if error is None and path == second:
+            faults.clear(refusal)
+            faults.unavailable(second)
+            if then == "all fail":
+                faults.unavailable(first)
+        return error
+
+    monkeypatch.setattr(bus.backlog, "_send", then_down)
+    given = [ServiceBusMessage(f"{number}" + "x" * 100_000) for number in range(4)]
+    if then == "the other fails":
+        sender.send_messages(given)
+        assert pair.parked_by_queue() == {first: 2, second: 2}
+        return
+    with pytest.raises(BacklogUnavailableError) as raised:
+        sender.send_messages(given)
+    assert raised.value.messages == given[2:]
+    assert set(raised.value.reasons) == {first, second}
+    assert pair.parked_by_queue() == {first: 0, second: 2}
 
 
 def test_a_key_that_may_not_send_moves_to_a_queue_where_it_may(pair: Pair, ledger: Ledger) -> None:

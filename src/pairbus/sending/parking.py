@@ -212,14 +212,16 @@ class Backlog:
         parcel.refuse_too_large(self.limit)
         deadline = time.monotonic() + timeout
         tried: set[str] = set()
+        #: The queues that take others than the next message, and what the last of them has said to it.
+        refusing: set[str] = set()
+        refused: Exception | None = None
         most = len(parcel.parked)
         waited = False
-        refused: Exception | None = None
         while parcel.done < len(parcel.parked) and not stop() and not self._closing.is_set():
             now = time.monotonic()
             with self._lock:
-                queue = self._rotation.pick(current, now, tried)
-                others = self._rotation.left(now, tried) > 1
+                queue = self._rotation.pick(current, now, tried | refusing)
+                others = self._rotation.left(now, tried | refusing) > 1
             if queue is None and refused is not None:
                 raise refused
             if queue is None or now >= deadline:
@@ -230,6 +232,8 @@ class Backlog:
             if error is None:
                 parcel.done += len(part)
                 current = queue
+                refused = None  # it was about a message that is parked by now
+                refusing.clear()
                 continue
             if isinstance(error, MessageSizeExceededError):
                 parcel.refuse_too_large(self._limit(queue))  # the link has told its limit meanwhile
@@ -237,11 +241,11 @@ class Backlog:
                     most = len(part) // 2  # it takes less than it says
                 else:
                     # The message is to blame, not the queue: others may be parked there.
-                    tried.add(queue)
+                    refusing.add(queue)
                     refused = self._too_large(parcel, queue, error)
                 continue
             if _blames_the_message(error):
-                tried.add(queue)
+                refusing.add(queue)
                 refused = error
                 continue
             if means(error) is Meaning.BUSY and not waited and now + self._busy_wait < deadline:
