@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage, exceptions
+from azure.servicebus.amqp import AmqpAnnotatedMessage
 from azure.servicebus.exceptions import ServiceBusError
 
 from pairbus import Namespace, PairedNamespace, PairedSender, PairingOptions
@@ -369,6 +370,51 @@ def test_what_cannot_be_encoded_is_the_sdks_kind_of_error_when_failed_over(down:
     assert not isinstance(plain.value, ServiceBusError)
     with pytest.raises(TypeError):
         down.failed.send_messages("text")
+
+
+def with_properties(properties: Any) -> ServiceBusMessage:
+    message = ServiceBusMessage("x")
+    message.application_properties = properties
+    return message
+
+
+def broken_off() -> Iterator[ServiceBusMessage]:
+    yield ServiceBusMessage("first")
+    yield ServiceBusMessage("second")
+    raise LookupError("there is no third")
+
+
+BAD: dict[str, tuple[Callable[[], Any], type[Exception], int]] = {
+    "properties that are a list": (lambda: with_properties([1]), TypeError, 1),
+    "properties that are a text": (lambda: with_properties("abc"), TypeError, 1),
+    "one among several": (lambda: [ServiceBusMessage("x"), with_properties([1])], TypeError, 2),
+    "annotated": (lambda: AmqpAnnotatedMessage(data_body=b"x", application_properties=5), TypeError, 1),  # type: ignore[arg-type]
+    "a list in a list": (lambda: [[ServiceBusMessage("x")]], TypeError, 1),
+    "nothing": (lambda: None, TypeError, 1),
+    "a life that is none": (lambda: {"body": "x", "time_to_live": "abc"}, ValueError, 1),
+    "a generator that breaks off": (broken_off, LookupError, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_argument_is_the_sdks_error_and_carries_all_of_it(pair: Pair, down: Down, bad: str) -> None:
+    """Whether the primary is well, down or failed over: the class is what the SDK raises for it, and what was given,
+    as far as it came, is in `messages`."""
+    make, kind, count = BAD[bad]
+    queue = pair.queue()
+    with (
+        pair.plain_client(pair.primary) as client,
+        client.get_queue_sender(queue) as plain,
+        pytest.raises(kind) as theirs,
+    ):
+        plain.send_messages(make())
+    for sender in (pair.sender(queue), down.untried, down.failed):
+        with pytest.raises(kind) as ours:
+            sender.send_messages(make())
+        assert type(ours.value) is type(theirs.value)
+        assert len(ours.value.messages) == count  # type: ignore[attr-defined]
+    assert (state(down.bus, "untried"), state(down.bus, "failed")) == ("available", "failed over")
+    assert pair.arrived(queue) == 0
 
 
 # --- errors from inside the SDK ------------------------------------------------------------------------------------

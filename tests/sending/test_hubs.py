@@ -335,6 +335,14 @@ def test_bad_arguments_are_refused_as_in_the_sdk(hubs: Hubs) -> None:
             producer.send_batch([], partition="0")
         with pytest.raises(AttributeError):
             producer.send_event("no event")
+
+        def broken_off() -> Iterator[EventData]:
+            yield event("x")
+            raise LookupError("there is no second")
+
+        with pytest.raises(LookupError) as raised:
+            producer.send_batch(broken_off())
+        assert len(raised.value.messages) == 1  # type: ignore[attr-defined]
         producer.send_batch(batch)  # empty: nothing to send
         producer.send_event(event("sent"), timeout=0)
         producer.flush()

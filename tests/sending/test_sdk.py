@@ -29,6 +29,7 @@ from pairbus.domain import envelope, sections
 from pairbus.localbus import LocalBus
 from pairbus.sending import sdk
 from pairbus.sending.classification import Meaning, condition_of, means, status_of
+from pairbus.sending.parking import Parcel
 from tests.domain.amqp_messages import CORPUS
 from tests.localbus.process_fixtures import key_of, sas_token, with_key
 from tests.sending.conftest import SLACK, Pair, wait_until
@@ -230,6 +231,39 @@ def test_a_raw_batch_is_not_refused_for_its_size() -> None:
     batch = sdk.raw_batch([b"x" * 3_000_000])
     assert len(batch) == 1
     assert sdk.encoded_members(batch) == [b"x" * 3_000_000]
+
+
+ENVELOPES: dict[str, Callable[[int], Any]] = {
+    "message": lambda number: ServiceBusMessage("a", message_id=f"m{number}", session_id="s", partition_key="s"),
+    "dictionary": lambda number: {"body": "a", "message_id": f"m{number}", "session_id": "s", "partition_key": "s"},
+    "annotated": lambda number: AmqpAnnotatedMessage(
+        data_body=b"a",
+        properties=AmqpMessageProperties(message_id=f"m{number}", group_id="s"),
+        annotations={b"x-opt-partition-key": "s"},
+    ),
+    "no session": lambda number: {"body": "a", "message_id": f"m{number}"},
+    "bytes": lambda number: AmqpAnnotatedMessage(data_body=b"a", properties=AmqpMessageProperties(message_id=b"m")),
+    "nothing": lambda number: AmqpAnnotatedMessage(data_body=b"a"),
+}
+
+
+@pytest.mark.parametrize("done", [0, 1])
+@pytest.mark.parametrize("form", ENVELOPES)
+def test_what_a_failback_finds_unparked_has_the_sdks_envelope(form: str, done: int) -> None:
+    """The batch's own id, session and partition key are those of its first message, as the SDK makes it, whatever the
+    form of the messages."""
+    given = [ENVELOPES[form](number) for number in range(3)]
+    theirs = ServiceBusMessageBatch()
+    for each in given[done:]:
+        theirs.add_message(each)
+    parcel = Parcel("orders", [sdk.unshared(each) for each in given])
+    parcel.done = done
+    assert parcel.rest == given[done:]
+    ours = parcel.unparked()
+    assert (ours._message[2], ours._message[3]) == (theirs._message[2], theirs._message[3])
+    if form == "message":
+        assert ours._message[3].message_id == f"m{done}"
+        assert ours._message[2] == {b"x-opt-partition-key": "s"}
 
 
 def test_overheads_are_never_less_than_the_sdk_reckons() -> None:

@@ -142,10 +142,11 @@ class PairedEventHubProducer:
         See `send_event`.
         """
         _warn_of(kwargs)
-        given = event_data_batch
-        if not isinstance(given, self._sdk.EventDataBatch):
-            given = list(given)
+        given = event_data_batch if isinstance(event_data_batch, self._sdk.EventDataBatch) else []
         with _carrying(given):
+            if given is not event_data_batch:
+                for each in event_data_batch:  # one by one: an error midway carries those that came before it
+                    given.append(each)
             prepared, sender = self._several(given, partition_id, partition_key)
             seconds = self._bound(timeout)
         if prepared.count:

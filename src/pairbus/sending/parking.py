@@ -37,6 +37,7 @@ from .sdk import (
     members,
     raw_batch,
     raw_sender_to,
+    single_messages,
 )
 from .status import Operations, QueueStatus
 
@@ -88,6 +89,7 @@ class Parcel:
     ) -> None:
         ids = ids or Ids()
         self.messages = members(message)
+        self._sent = [] if isinstance(message, Prepared) else single_messages(message)
         self.originals = encoded_members(message, traced)
         #: How many of them, from the first on, a backlog queue has accepted.
         self.done = 0
@@ -119,7 +121,7 @@ class Parcel:
         """The same for the SDK's sender, as bytes: the caller may have changed the objects since."""
         if self._prepared is not None:
             return self._prepared.rest(self.done)
-        return raw_batch(self.originals[self.done :], self.rest)
+        return raw_batch(self.originals[self.done :], self._sent[self.done :])
 
     def check(self, index: int, limit: int) -> Parkable:
         """Whether a message fits a backlog queue's limit."""

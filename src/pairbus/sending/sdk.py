@@ -226,11 +226,16 @@ def is_many(message: Any) -> bool:
 
 def members(message: Any) -> list[Any]:
     """The messages of what was given to be sent, one by one; the caller's own objects, where `unshared` made copies."""
-    if isinstance(message, ServiceBusMessageBatch):
-        return list(message._messages)
     if isinstance(message, Prepared):
         return message.members()
-    return [getattr(each, _ORIGINAL, each) for each in (message if is_many(message) else [message])]
+    return [getattr(each, _ORIGINAL, each) for each in single_messages(message)]
+
+
+def single_messages(message: Any) -> list[Any]:
+    """What the SDK is given to be sent, one by one."""
+    if isinstance(message, ServiceBusMessageBatch):
+        return list(message._messages)
+    return list(message) if is_many(message) else [message]
 
 
 def unshared(message: Any) -> Any:
@@ -244,7 +249,9 @@ def unshared(message: Any) -> Any:
     if isinstance(message, Mapping):
         return _from_mapping(message)
     properties = getattr(message, "application_properties", None)
-    if not properties or not (_has_bytes(properties) or is_tracing_enabled()):  # type: ignore[no-untyped-call]
+    if not properties or not hasattr(properties, "values"):
+        return message  # none, or no mapping: the SDK says what is wrong with that
+    if not (_has_bytes(properties) or is_tracing_enabled()):  # type: ignore[no-untyped-call]
         return message
     twin = copy.copy(message)
     if isinstance(twin, ServiceBusMessage):
@@ -306,8 +313,9 @@ def encoded(message: Any, traced: Destination | None = None) -> bytes:
 
 
 def _outgoing(message: Any, traced: Destination | None) -> Any:
-    made: Any = transform_outbound_messages(
-        unshared(message), ServiceBusMessage, PyamqpTransport.to_outgoing_amqp_message
+    made: Any
+    (made,) = transform_outbound_messages(  # type: ignore[misc]
+        [unshared(message)], ServiceBusMessage, PyamqpTransport.to_outgoing_amqp_message
     )
     if traced is not None and is_tracing_enabled():  # type: ignore[no-untyped-call]
         made._message = trace_message(made._message, PyamqpTransport, traced)  # type: ignore[arg-type]
@@ -335,14 +343,16 @@ def encoded_members(message: Any, traced: Destination | None = None) -> list[byt
 def raw_batch(messages: Sequence[bytes], objects: Sequence[Any] = ()) -> ServiceBusMessageBatch:
     """Encoded messages as a batch that the SDK's sender sends as they are.
 
-    Where they go to where they were meant to, `objects` are the caller's: as in the SDK's own batches, the first one
-    tells the session and the partition key of the whole.
+    Where they go to where they were meant to, `objects` are what they were encoded from: as in the SDK's own batches,
+    the first one tells the id, the session and the partition key of the whole.
     """
     batch = _RawBatch(messages)
     # A tracer stumbles over other objects.
     batch._messages = [each for each in objects if isinstance(each, ServiceBusMessage)]
-    if objects and isinstance(objects[0], ServiceBusMessage):
+    if objects:
         first = objects[0]
+        if isinstance(first, AmqpAnnotatedMessage):
+            first = ServiceBusMessage(None, message=first, raw_amqp_message=first)
         PyamqpTransport.set_batch_envelope_properties(
             batch._message, first.message_id, first.session_id, first.partition_key
         )

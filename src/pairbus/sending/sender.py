@@ -18,7 +18,17 @@ from ..domain.health import State
 from ..errors import NotSupportedError
 from .classification import Meaning, condition_of, is_timeout, may_be_stale, means
 from .parking import Parcel, Parkable, examine
-from .sdk import STANDARD_LIMIT, again, billed, destination, empty_batch, encoded_members, is_many, members, unshared
+from .sdk import (
+    STANDARD_LIMIT,
+    again,
+    billed,
+    destination,
+    empty_batch,
+    encoded_members,
+    is_many,
+    members,
+    unshared,
+)
 
 if TYPE_CHECKING:
     from .entity import Entity
@@ -86,25 +96,20 @@ class PairedSender:
         """
         if kwargs:
             warnings.warn(f"Unsupported keyword args: {kwargs}", stacklevel=2)
+        given: Any = message
         try:
             self._check()
             timeout = self._timeout if timeout is None else bound(timeout)
-        except Exception as error:
-            error.messages = members(message)  # type: ignore[attr-defined]
+            if is_many(message) and not isinstance(message, ServiceBusMessageBatch):
+                given = []
+                for each in message:  # one by one: an error midway carries those that came before it
+                    given.append(each)
+            ready, count = _ready(given)
+        except BaseException as error:
+            error.messages = members(given)  # type: ignore[attr-defined]
             raise
-        count = 1
-        if type(message) is ServiceBusMessage:  # what most calls are
-            if message._raw_amqp_message.application_properties:
-                message = unshared(message)
-        elif isinstance(message, ServiceBusMessageBatch):
-            count = len(message)
-        elif is_many(message):
-            message = [unshared(each) for each in message]
-            count = len(message)
-        else:
-            message = unshared(message)
         if count:
-            self._deliver(message, timeout, count)
+            self._deliver(ready, timeout, count)
 
     def _deliver(self, message: Any, timeout: float, count: int) -> None:
         """Send what is ready to be sent, the usual way first: on an open link to a primary that answers."""
@@ -337,6 +342,17 @@ class PairedSender:
             )
         if self._pairing.ended or getpid() != self._pid:
             self._pairing.check()
+
+
+def _ready(message: Any) -> tuple[Any, int]:
+    """What can be sent more than once without changing what was given; and how many messages it is."""
+    if type(message) is ServiceBusMessage:  # what most calls are
+        return (unshared(message) if message._raw_amqp_message.application_properties else message), 1
+    if isinstance(message, ServiceBusMessageBatch):
+        return message, len(message)
+    if isinstance(message, list):
+        return [unshared(each) for each in message], len(message)
+    return unshared(message), 1
 
 
 def _never() -> bool:
