@@ -14,8 +14,9 @@ from bench.ground import DESTINATION, PRIMARY, Ground, properties_head
 from pairbus.domain.aliases import ALIASES, PATH, SCHEDULED, SESSION_ID, TIME_TO_LIVE
 from pairbus.domain.backlog import queue_path
 from pairbus.domain.outcome import Head, Rows
+from pairbus.syphon.books import Journal
 from pairbus.syphon.connection import Connection
-from pairbus.syphon.drain import DrainOptions, Journal, drain_queue
+from pairbus.syphon.drain import DrainOptions, drain_queue
 from pairbus.syphon.journal import open_journal
 from pairbus.syphon.link import ACCEPTED, LinkError, Receiver, Sender
 

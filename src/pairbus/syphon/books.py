@@ -5,10 +5,47 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 from ..domain.outcome import Row, Rows
+from . import bounds
+from .bounds import Aside, bounded
 from .moving import Moving
+
+
+class Journal(Protocol):
+    """Where rows are made durable."""
+
+    def prepare(self) -> None: ...
+    def write(self, rows: Rows) -> None: ...
+
+
+class Writer:
+    """A journal, called by one thread: rows are written in the order that they were decided in. A call that does not
+    end in time has failed, and its thread is left behind."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._thread = Aside("pairbus-journal")
+
+    async def prepare(self) -> None:
+        await self._called(self._journal.prepare)
+
+    async def write(self, rows: list[Row]) -> None:
+        await self._called(lambda: self._journal.write(Rows.of(rows)))
+
+    async def _called(self, call: Callable[[], None]) -> None:
+        seconds = bounds.JOURNAL_SECONDS
+        try:
+            async with bounded(seconds):
+                await self._thread(call)
+        except asyncio.TimeoutError as error:
+            if error.args:
+                raise  # one of the storage's own
+            raise TimeoutError(f"the journal did not answer within {seconds:g} s") from None
+
+    def end(self) -> None:
+        self._thread.end()
 
 
 class Books:
@@ -16,17 +53,15 @@ class Books:
 
     def __init__(
         self,
-        write: Callable[[Rows], None],
-        writer: ThreadPoolExecutor,
+        writer: Writer,
         on_written: Callable[[list[Moving]], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
-        self._write = write
         self._writer = writer
         self._on_written, self._on_failed = on_written, on_failed
         self._loop = asyncio.get_running_loop()
         self._rows, self._decided = list[Row](), list[Moving]()
-        self._writing: asyncio.Future[None] | None = None
+        self._writing: asyncio.Task[None] | None = None
         #: Whether the journal could not be written: from then on nothing more is.
         self.failed = False
 
@@ -49,12 +84,14 @@ class Books:
             return
         rows, decided = self._rows, self._decided
         self._rows, self._decided = [], []
-        self._writing = self._loop.run_in_executor(self._writer, lambda: self._write(Rows.of(rows)))
+        self._writing = self._loop.create_task(self._writer.write(rows))
         self._writing.add_done_callback(lambda done: self._committed(done, decided))
 
-    def _committed(self, done: asyncio.Future[None], decided: list[Moving]) -> None:
+    def _committed(self, done: asyncio.Task[None], decided: list[Moving]) -> None:
         self._writing = None
-        if (error := done.exception()) is not None:
+        if done.cancelled():
+            self.failed = True
+        elif (error := done.exception()) is not None:
             self.failed = True
             self._on_failed(error)
         else:

@@ -11,13 +11,14 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from ..domain.outcome import Held, QueueSummary, Rows
+from ..domain.outcome import Held, QueueSummary
 from ..errors import OptionError
 from ..options import Namespace
+from .books import Journal, Writer
+from .bounds import aside
 from .owed import LONGEST_LOCK, Owed
 from .pace import Pace
 from .passes import Pass
@@ -37,13 +38,6 @@ _LOOK_AGAIN_SECONDS = 5.0
 #: How many kinds of dead letters are told one by one.
 _TOLD = 20
 _LONGEST_PAUSE = 30.0
-
-
-class Journal(Protocol):
-    """Where rows are made durable."""
-
-    def prepare(self) -> None: ...
-    def write(self, rows: Rows) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +146,7 @@ class Drain:
         begun = time.monotonic()
         ends = None if self.options.budget is None else begun + self.options.budget
         watch = asyncio.get_running_loop().create_task(self._watch(ends))
-        # One thread: rows are written in the order that they were decided in.
-        writer = ThreadPoolExecutor(1, "pairbus-journal")
+        writer = Writer(self.journal)
         error = await self._why_no_journal(writer)
         is_ready = error is None
         empty = False
@@ -192,14 +185,14 @@ class Drain:
             await self._leave_in_order()
         finally:
             watch.cancel()
-            writer.shutdown()
+            writer.end()
         return self._summary(time.monotonic() - begun, empty, error)
 
-    async def _why_no_journal(self, writer: ThreadPoolExecutor) -> str | None:
+    async def _why_no_journal(self, writer: Writer) -> str | None:
         """What keeps rows from being written. A message that is sent and cannot be recorded is not settled and comes
         again: without this a full disk would deliver a window of messages again and again."""
         try:
-            await asyncio.get_running_loop().run_in_executor(writer, self.journal.prepare)
+            await writer.prepare()
         except Exception as error:  # whatever a store raises
             return f"the journal cannot be written, so nothing is taken from the backlog: {error}"
         return None
@@ -245,15 +238,29 @@ class Drain:
             await asyncio.sleep(min(_BEAT_SECONDS, seconds))
 
     async def _watch(self, ends: float | None) -> None:
-        """See when it is time to stop. Asking may mean reading a file far away: not on the loop."""
-        loop = asyncio.get_running_loop()
-        while not self._told:
-            try:
-                if self._stop is not never and await loop.run_in_executor(None, self._stop):
-                    self.stopping = self._told = True
-            except Exception as error:  # the budget still holds, and the next question may be answered
-                log.warning("whether to stop could not be asked: %s", error)
-            left = _STOP_SECONDS if ends is None else min(ends - time.monotonic(), _STOP_SECONDS)
-            await asyncio.sleep(max(left, 0.0))
-            if ends is not None and time.monotonic() >= ends:
-                self.stopping, ends = True, None
+        """See when it is time to stop. Asking may mean reading a file far away, which may not answer: not on the loop,
+        and the budget does not wait for it."""
+        asking: asyncio.Task[bool] | None = None
+        try:
+            while True:
+                if asking is None and self._stop is not never:
+                    asking = asyncio.get_running_loop().create_task(aside(self._stop, "pairbus-stop"))
+                left = _STOP_SECONDS if ends is None else max(min(ends - time.monotonic(), _STOP_SECONDS), 0.0)
+                looked = time.monotonic()
+                if asking is not None and (await asyncio.wait([asking], timeout=left))[0]:
+                    if self._says_stop(asking):
+                        self.stopping = self._told = True
+                        return
+                    asking = None
+                await asyncio.sleep(max(looked + left - time.monotonic(), 0.0))
+                if ends is not None and time.monotonic() >= ends:
+                    self.stopping, ends = True, None
+        finally:
+            if asking is not None:
+                asking.cancel()
+
+    def _says_stop(self, answer: asyncio.Task[bool]) -> bool:
+        if (error := answer.exception()) is not None:  # the budget still holds, and the next question may be answered
+            log.warning("whether to stop could not be asked: %s", error)
+            return False
+        return answer.result()

@@ -15,6 +15,7 @@ import io
 import logging
 import os
 import secrets
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..domain.outcome import Head, Rows
+from . import bounds
+from .bounds import within
 from .frames import DATA, END, Frames, frame
 from .places import LocalPlace, Place, named, place_at, split, write_all
 
@@ -115,12 +118,15 @@ class Journal:
         self._preface = self._schema.serialize().to_pybytes()
         self._keep = keep
         self._closed = False
+        self._called = threading.Lock()
 
     def write(self, rows: Rows) -> None:
         """Append rows; when this returns they are durable. An OSError names the path; the journal can still be used."""
         if self._closed:
             raise ValueError("the journal is closed")
-        if len(rows):
+        if not len(rows):
+            return
+        with self._called:
             self._keep.append(frame(DATA, b"".join((self._preface, self._serialised(rows), _END_OF_STREAM))))
 
     def _serialised(self, rows: Rows) -> Any:
@@ -133,19 +139,27 @@ class Journal:
     def prepare(self) -> None:
         """Make sure that rows can be made durable; raises OSError if not, before a message was sent for which there
         would be no row."""
-        self._keep.prepare()
+        with self._called:
+            self._keep.prepare()
 
     def close(self) -> None:
         """Say that the journal never grows again. One that nothing was written to leaves no trace."""
-        if not self._closed:
-            self._closed = True
+        if self._closed:
+            return
+        self._closed = True
+        if not self._called.acquire(blocking=False):
+            raise OSError(errno.EBUSY, "a write to it that nobody waits for any more is still under way")
+        try:
             self._keep.close()
+        finally:
+            self._called.release()
 
 
 def close_journal(journal: Journal, queue_index: int) -> None:
-    """Close it; what keeps it from being closed is told, and changes nothing: its rows are durable."""
+    """Close it; what keeps it from being closed is told, and changes nothing: its rows are durable. One whose storage
+    does not answer is left as it is."""
     try:
-        journal.close()
+        within(bounds.JOURNAL_SECONDS, journal.close, "pairbus-journal-end")
     except Exception as error:  # it is only not marked as finished
         _logger.warning("the journal of queue %d could not be closed: %s", queue_index, error)
 

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from ..domain.backlog import queue_path
 from ..domain.cost import UNIT, operations_of
 from ..domain.envelope import EnvelopeError, facts, message_id, restore
 from ..domain.outcome import Outcome
-from .books import Books
+from .books import Books, Writer
 from .connection import Connection
 from .destinations import Destination
 from .holding import Held
@@ -50,7 +49,7 @@ _DESCRIPTION = 4096
 class Pass:
     """One pass over a backlog queue, on connections of its own."""
 
-    def __init__(self, drain: Drain, writer: ThreadPoolExecutor) -> None:
+    def __init__(self, drain: Drain, writer: Writer) -> None:
         options = drain.options
         self._drain = drain
         self._options = options
@@ -72,7 +71,7 @@ class Pass:
         self._bytes = 0
         self._mean_size = 0.0
         self._window = Window(options.window_messages, self._loop.time())
-        self._books = Books(drain.journal.write, writer, self._settle, self._not_written)
+        self._books = Books(writer, self._settle, self._not_written)
         self._locks = LockClock()
         self._quiet_since = self._loop.time()
         self._asked_at: float | None = None

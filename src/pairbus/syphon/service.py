@@ -18,6 +18,7 @@ from typing import Any
 from ..domain.outcome import Head, Held, QueueSummary
 from ..errors import PairbusError
 from ..options import Namespace, refuse_same
+from .bounds import aside
 from .depths import Depths, backlog_depths, none_exists_text, warn_of
 from .drain import Drain, DrainOptions
 from .folding import JournalFolder
@@ -254,7 +255,7 @@ class Service:
             log.exception("backlog queue %d could not be drained", index)
             return QueueSummary(index, seconds=time.monotonic() - began, error=f"{type(error).__name__}: {error}")
         finally:
-            await asyncio.get_running_loop().run_in_executor(None, close_journal, journal, index)
+            await aside(lambda: close_journal(journal, index), "pairbus-journal-end")
 
 
 def service_for(config: Any, **more: Any) -> Service:
