@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from azure.servicebus import ServiceBusClient, TransportType
-
 from ..domain.backlog import queue_path
+from ..domain.envelope import facts
+from ..domain.values import Long
 from ..errors import PairbusError
 from ..options import Namespace
+from .connection import Connection
 from .depths import backlog_depths, none_exists_text
+from .link import LinkError
+from .requests import Requests
 
 #: As many as one peek may ask for; the service answers with fewer if they are large.
 _AT_ONCE = 1000
+_PEEK = {"operation": "com.microsoft:peek-message"}
+#: How often a queue is tried: a connection may be lost.
+_TRIES = 2
 
 
 def backlog_sequence_numbers(
@@ -22,34 +31,77 @@ def backlog_sequence_numbers(
     """Queue index → the sequence numbers of all messages that are in the queue, those that somebody has locked
     included; of all backlog queues of that primary, unless indexes are given.
 
-    A queue that does not exist has none; if not one exists it raises `PairbusError`: then a name is wrong. Peeking is
+    A queue that does not exist has none; if not one exists it raises `PairbusError`: then a name is wrong. It raises
+    that, too, if a queue cannot be looked at, and what the SDK raises if the secondary does not answer. Peeking is
     billed like receiving.
     """
     depths = backlog_depths(secondary, primary_name, indexes, timeout)
     if depths.none_exists:
         raise PairbusError(none_exists_text(depths, secondary, primary_name))
-    with _client(secondary, timeout) as client:
-        return {
-            index: [] if depth is None else _peeked(client, queue_path(primary_name, index))
-            for index, depth in depths.by_index.items()
-        }
+    paths = {index: queue_path(primary_name, index) for index, depth in depths.by_index.items() if depth is not None}
+    with ThreadPoolExecutor(1, "pairbus-peek") as own:  # a notebook has a loop in its own thread
+        found = own.submit(lambda: asyncio.run(_all_peeked(secondary, paths, timeout))).result()
+    return {index: found.get(index, []) for index in depths.by_index}
 
 
-def _peeked(client: ServiceBusClient, path: str) -> list[int]:
-    found: list[int] = []
-    with client.get_queue_receiver(path) as receiver:
-        first = 1
-        while messages := receiver.peek_messages(_AT_ONCE, sequence_number=first):
-            found += [int(message.sequence_number or 0) for message in messages]
-            first = found[-1] + 1
+async def _all_peeked(secondary: Namespace, paths: dict[int, str], timeout: float) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {index: [] for index in paths}
+    left = list(paths)
+    failures = 0
+    while left:
+        index = left[0]
+        try:
+            async with contextlib.AsyncExitStack() as farewell:
+                connection = await Connection.open(secondary, timeout=timeout)
+                farewell.push_async_callback(connection.close)
+                while left:
+                    index = left[0]
+                    await _peek(connection, paths[index], found[index], timeout)
+                    left.pop(0)
+                    failures = 0
+        except LinkError as error:
+            failures += 1
+            if error.condition == "amqp:not-found":  # it was there a moment ago
+                left.pop(0)
+            elif failures >= _TRIES:
+                raise PairbusError(f"{secondary.host}: {paths[index]} could not be peeked at: {error}") from error
     return found
 
 
-def _client(namespace: Namespace, timeout: float) -> ServiceBusClient:
-    options: dict[str, Any] = {"retry_total": 1, "try_timeout": timeout, "use_tls": namespace.use_tls}
-    if namespace.ca_file is not None:
-        options["connection_verify"] = str(namespace.ca_file)
-    if namespace.use_tls and ":" in namespace.host.rpartition("]")[2]:
-        # Over TLS the SDK dials 5671 whatever the host says, unless it is told so here.
-        options |= {"custom_endpoint_address": f"sb://{namespace.host}", "transport_type": TransportType.Amqp}
-    return ServiceBusClient(namespace.host, namespace.credential, **options)
+async def _peek(connection: Connection, path: str, found: list[int], timeout: float) -> None:
+    """Add the numbers of all messages behind those that were found."""
+    await connection.authorize(path, timeout=timeout)
+    requests = Requests(connection, f"{path}/$management")
+    while True:
+        first = max(found, default=0) + 1
+        wanted = {"from-sequence-number": Long(first), "message-count": _AT_ONCE}
+        try:
+            answer = await requests.ask(_PEEK, wanted, path, timeout)
+        except LinkError as error:
+            if error.condition == "com.microsoft:message-not-found":
+                return
+            raise
+        page = [_number(each, path) for each in _messages(answer, path)]
+        if not page:
+            return
+        if min(page) < first:
+            raise PairbusError(f"{path}: a peek from {first} on was answered with {min(page)}")
+        found += page
+
+
+def _messages(body: Any, path: str) -> list[Any]:
+    listed = body.get("messages") if isinstance(body, dict) else None
+    if listed is None:  # none are left
+        return []
+    if not isinstance(listed, list):
+        raise PairbusError(f"{path}: a peek was answered with a {type(listed).__name__} of messages")
+    return listed
+
+
+def _number(each: Any, path: str) -> int:
+    """The sequence number of a peeked message. Nothing else of it is decoded: it may hold what few clients can read."""
+    message = each.get("message") if isinstance(each, dict) else None
+    number = facts(message).sequence_number if isinstance(message, bytes) else None
+    if number is None:
+        raise PairbusError(f"{path}: a peek was answered with a message that has no sequence number")
+    return number
