@@ -322,6 +322,15 @@ def test_the_budget_ends_a_drain_and_loses_nothing(pair: Pair, backlog: Backlog)
     assert pair.bodies(queue) == [f"m{number}" for number in range(600)]
 
 
+def test_the_smallest_rate_brings_something_home(pair: Pair, backlog: Backlog) -> None:
+    """A budget that is shorter than the time between two messages: one goes, and the rest waits for the next drain."""
+    queue = pair.queue()
+    backlog.park(queue, *numbered(5))
+    summary = backlog.drain(max_rate=0.001, budget=2.0)
+    assert (summary.delivered, summary.empty, summary.error) == (1, False, None)
+    assert (pair.arrived(queue), backlog.depth()) == (1, 4)
+
+
 def test_a_stop_ends_a_drain_and_loses_nothing(pair: Pair, backlog: Backlog) -> None:
     """As the budget does."""
     queue = pair.queue()

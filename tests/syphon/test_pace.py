@@ -50,15 +50,15 @@ def test_a_pace_comes_back_to_its_most(most: int) -> None:
 
 @given(st.floats(0.1, 1e5), st.lists(st.tuples(st.floats(0, 2), st.integers(0, 10_000)), max_size=60))
 def test_a_rate_is_never_exceeded(per_second: float, asked: list[tuple[float, int]]) -> None:
-    """From the beginning on no more is given than the rate allows; after a pause, no more at once than a tenth of a
-    second's worth and one."""
+    """From the beginning on no more is given than one and what the rate allows; after a pause, no more at once than a
+    tenth of a second's worth and one."""
     rate, now, given = Rate(per_second, 0.0), 0.0, 0
     for later, wanted in asked:
         now += later
         got = rate.take(wanted, now)
         assert 0 <= got <= min(wanted, per_second / 10 + 1)
         given += got
-        assert given <= now * per_second + 1e-6
+        assert given <= 1 + now * per_second + 1e-6
 
 
 @given(st.floats(0.5, 1e4))
@@ -69,6 +69,15 @@ def test_a_rate_is_reached(per_second: float) -> None:
     for number in range(1, 2001):
         given += rate.take(1_000_000, number * step)
     assert given >= 2000 * step * per_second * 0.99 - 1
+
+
+@given(st.floats(1e-6, 0.5), st.integers(1, 50))
+def test_the_smallest_rate_moves_something(per_second: float, wanted: int) -> None:
+    """One at once, and the next when its time has come."""
+    rate = Rate(per_second, 0.0)
+    assert rate.take(wanted, 0.0) == 1
+    assert rate.take(wanted, 0.9 / per_second) == 0
+    assert rate.take(wanted, 1.1 / per_second) == 1
 
 
 def test_without_a_rate_all_may_go() -> None:

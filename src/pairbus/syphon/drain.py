@@ -20,7 +20,7 @@ from ..options import Namespace
 from .books import Journal, Writer
 from .bounds import aside
 from .owed import LONGEST_LOCK, Owed
-from .pace import Pace
+from .pace import Pace, Rate
 from .passes import Pass
 
 if TYPE_CHECKING:
@@ -129,6 +129,8 @@ class Drain:
         self.journal = journal
         self.options = options
         self.paces: dict[str, Pace] = {}
+        #: What a pass may not take yet, the next one may.
+        self.rate = Rate(options.max_rate, time.monotonic())
         self.received = self.delivered = self.dead_lettered = self.in_doubt = self.bytes = self.operations = 0
         #: Messages that were held back and not delivered since: sequence number → destination, reason.
         self.held: dict[int, tuple[str, str]] = {}

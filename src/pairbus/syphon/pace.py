@@ -43,11 +43,12 @@ class Pace:
 
 
 class Rate:
-    """At most so many messages a second, spread evenly: a bucket that holds a tenth of a second's worth, and one."""
+    """At most so many messages a second, spread evenly: a bucket that holds a tenth of a second's worth, and one. It
+    begins with that one: however small the rate and however short the drain, something moves."""
 
     def __init__(self, per_second: float | None, now: float) -> None:
         self._per_second = per_second
-        self._room = 0.0
+        self._room = 1.0
         self._at = now
 
     def take(self, wanted: int, now: float) -> int:

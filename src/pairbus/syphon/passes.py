@@ -27,7 +27,7 @@ from .holding import Held
 from .link import ConnectionLost, LinkError, Receiver
 from .moving import Moving
 from .owed import Session
-from .pace import LockClock, Rate, Window
+from .pace import LockClock, Window
 from .routes import NoRoute, Routes
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Pass:
         self._blocked: set[Session] = set()
         self._receiver: Receiver | None = None
         self._connection: Connection | None = None
-        self._rate = Rate(options.max_rate, self._loop.time())
+        self._rate = drain.rate
         #: Received and not settled for good; those of them whose settlement is to be confirmed; those that are held;
         #: bytes that were not accepted yet.
         self._open = 0
