@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pairbus.domain.outcome import Head
-from pairbus.syphon import places
+from pairbus.syphon import folding, places
 from pairbus.syphon.folding import SILENCE_SECONDS, Fold, JournalFolder, read_parts
 from pairbus.syphon.journal import SCHEMA, Journal, open_journal
 from pairbus.syphon.places import join, place_at, split
@@ -689,8 +689,24 @@ def test_what_is_remembered_does_not_grow(tmp_path: Path) -> None:
         ("{host} {own}", 0.0, False),
         ("elsewhere {dead}", 0.0, False),
         ("alive", 0.0, False),
+        ("{host} {own} {born}", 0.0, False),
+        ("{host} {own} {boot}/1", 0.0, True),
+        ("{host} {own} 00000000-0000-0000-0000-000000000000/{start}", 0.0, True),
+        ("{host} {dead} {boot}/1", 0.0, True),
+        ("elsewhere {own} {boot}/1", 0.0, False),
     ],
-    ids=["killed", "long ago", "it goes on", "on another machine", "not told"],
+    ids=[
+        "killed",
+        "long ago",
+        "it goes on",
+        "on another machine",
+        "not told",
+        "it goes on, and says since when",
+        "its number was given again",
+        "before this machine was started",
+        "killed, and says since when",
+        "on another machine, and says since when",
+    ],
 )
 def test_a_run_of_this_machine_that_was_killed_a_moment_ago(
     alive: str, age_of_it: float, expected: bool, tmp_path: Path
@@ -699,9 +715,35 @@ def test_a_run_of_this_machine_that_was_killed_a_moment_ago(
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     begun(str(tmp_path), "other")
-    told = alive.format(host=socket.gethostname(), dead=process.pid, own=os.getpid())
+    born = (tmp_path / "other" / "alive").read_text().split()[2]
+    boot, start = born.split("/")
+    told = alive.format(host=socket.gethostname(), dead=process.pid, own=os.getpid(), born=born, boot=boot, start=start)
     (tmp_path / "other" / "alive").write_text(told)
     age(tmp_path / "other", age_of_it)
     assert begun(str(tmp_path), "new").after_a_kill is expected
     begun(str(tmp_path), "other").finish()
     assert begun(str(tmp_path), "newer").after_a_kill is False
+
+
+def test_a_killed_run_is_noticed_though_its_process_number_is_given_again(tmp_path: Path) -> None:
+    """As in a container that is started anew: the machine has the same name, and the first process the same number."""
+    begun_by = (
+        f"from pairbus.syphon.folding import JournalFolder; JournalFolder({str(tmp_path)!r}).begin('killed', None)"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", begun_by])
+    assert killed.wait(60) == 0
+    mark = tmp_path / "killed" / "alive"
+    host, number, born = mark.read_text().split()
+    assert number == str(killed.pid)
+    mark.write_text(f"{host} {os.getpid()} {born}\n")
+    assert begun(str(tmp_path), "new").after_a_kill
+
+
+def test_where_nobody_says_when_a_process_began_its_number_is_all_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a system without /proc: one that goes on is not taken for dead."""
+    monkeypatch.setattr(folding, "_born", lambda pid: None)
+    begun(str(tmp_path), "other")
+    assert (tmp_path / "other" / "alive").read_text() == f"{socket.gethostname()} {os.getpid()}\n"
+    assert not begun(str(tmp_path), "new").after_a_kill

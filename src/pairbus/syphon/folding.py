@@ -23,6 +23,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -112,11 +113,15 @@ class JournalFolder:
         )
 
     def _is_dead(self, run: Run) -> bool:
-        """Whether it was a process of this machine, and is no more. Of others nobody knows."""
+        """Whether it was a process of this machine, and is no more. Of others nobody knows. Whether another process
+        has its number by now is told from when it was born, as far as both say so."""
         try:
-            host, pid = self._place.read(run.path(ALIVE)).decode().split()
+            host, pid, *told = self._place.read(run.path(ALIVE)).decode().split()
             if host != socket.gethostname():
                 return False
+            born = _born(int(pid))
+            if told and born is not None and told[0] != born:
+                return True
             os.kill(int(pid), 0)
         except ProcessLookupError:
             return True
@@ -186,7 +191,8 @@ class JournalFolder:
         return self._run
 
     def _beat(self, run: str) -> None:
-        self._place.put(f"{run}/{ALIVE}", f"{socket.gethostname()} {os.getpid()}\n".encode())
+        told = f"{socket.gethostname()} {os.getpid()} {_born(os.getpid()) or ''}"
+        self._place.put(f"{run}/{ALIVE}", f"{told.rstrip()}\n".encode())
 
     def _now(self, own: Run | None) -> int:
         """The time by the clock that the files' times are by: that of the store, not ours."""
@@ -255,3 +261,15 @@ class JournalFolder:
 
 def _is_silent(changed: int | None, now: int, seconds: float = SILENCE_SECONDS) -> bool:
     return changed is not None and now - changed > seconds * _NANOSECONDS
+
+
+def _born(pid: int) -> str | None:
+    """When a process began, in a word that no other process has that was ever given its number; None where that cannot
+    be told. In containers numbers repeat: the one process of each is the first."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        # The name before them is in parentheses, and may hold any.
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return f"{boot}/{int(fields[19])}"
+    except (OSError, ValueError, IndexError):
+        return None
