@@ -26,6 +26,9 @@ from pairbus.references import CREDENTIALS
 
 ROOT = Path(__file__).resolve().parent.parent
 KEY = "c2VjcmV0LWtleS10aGF0LW5vYm9keS1tYXktc2Vl="
+#: Of a storage account: with a slash, and such that the beginning might be a port.
+SLASHED = "c2VjcmV0/" + "LWtleS10aGF0" * 6 + "bm=="
+NUMBERED = "8020/" + SLASHED
 SECRET = f"Endpoint=sb://contoso.servicebus.windows.net/;SharedAccessKeyName=root;SharedAccessKey={KEY}"
 GUID = "12345678-90ab-cdef-1234-567890abcdef"
 LEAST: dict[str, Any] = {"primary": {"connection": "env:FIRST"}, "secondary": {"connection": "env:SECOND"}}
@@ -312,11 +315,53 @@ def test_places_that_depend_on_where_one_stands_are_refused(place: Any) -> None:
         f"s3://AKIA:{KEY}@bucket/x",
         f"s3://bucket/x?region=eu&secret_key={KEY}",
         f"/folder/{SECRET}",
+        f"s3://AKIA:{SLASHED}@bucket/x",
+        f"abfss://box:{SLASHED}@account.dfs.core.windows.net/x",
+        f"abfss://:{SLASHED}@account.blob.core.windows.net/box/x",
+        f"abfss://box:{NUMBERED}@account.dfs.core.windows.net/x",
+        f"wasbs://box@account/x/{SLASHED}",
     ],
 )
 def test_places_with_a_secret_are_refused_without_showing_it(place: str) -> None:
     """A path is seen in plans and logs."""
     assert "must hold no key, signature or password" in problem(ledger={"journal": place})
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "hdfs://namenode:8020/user@home/x",
+        "abfss://box@account.dfs.core.windows.net/a:b@c",
+        "s3://bucket/a:b@c",
+        "/data/of/a/company/with/rather/long/names/of/folders/day=2024-01-01",
+    ],
+)
+def test_places_without_a_secret_are_taken(place: str) -> None:
+    """A port is no password, and neither is what is in a path."""
+    assert config(ledger={"journal": place}).journal == place
+
+
+@pytest.mark.parametrize("key", ["path", "checkpoint", "journal"])
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("abfss://container/x", "names no storage account: write abfss://container@account.dfs.core.windows.net/…"),
+        ("abfs://container@/x", "names no storage account: write abfs://container@account.dfs.core.windows.net/…"),
+        ("s3a:///x", "names no bucket: write s3a://bucket/…"),
+        ("file://host/x", "names the host host, and a folder is on the machine that looks for it: write file:///…"),
+    ],
+)
+def test_a_place_whose_host_is_missing_or_one_too_many(key: str, place: str, said: str) -> None:
+    """Named once, by its key, before a library or another machine stumbles over it."""
+    told = problem(ledger={"path": "/a", "checkpoint": "/b", key: place})
+    assert told.count("[ledger]") == 1
+    assert f"[ledger] {key} {said}" in told
+
+
+@pytest.mark.parametrize("place", ["file:///x", "file://localhost/x", "abfss://account.blob.core.windows.net/box/x"])
+def test_a_place_whose_host_is_right(place: str) -> None:
+    """This machine by either name, and both ways to name an account."""
+    assert config(ledger={"journal": place}).journal == place
 
 
 def test_places_must_differ() -> None:

@@ -28,8 +28,14 @@ _QUEUES = re.compile(r"\d{1,9}(?:-\d{1,9})?")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 #: Storage that files can be written to without Spark, as Spark calls it.
 JOURNAL_SCHEMES = ("file", "dbfs", "abfss", "abfs", "s3", "s3a", "s3n", "gs", "gcs", "hdfs", "viewfs")
-#: Account keys, shared access signatures, and a password before the host.
-_SECRET = re.compile(r"(?:sig|key|secret|token|password)\w*=|sharedaccess|://[^/@]*:[^/@]*@", re.IGNORECASE)
+#: Account keys, shared access signatures, and a password before the host. Keys are base64 and may hold a slash: what is
+#: behind a colon is taken for one up to the @, unless it is a port.
+_SECRET = re.compile(
+    r"(?:sig|key|secret|token|password)\w*=|sharedaccess|://[^/@]*:(?!\d{1,5}/)[^@]*@|[a-z0-9+/]{40,}=[=@]",
+    re.IGNORECASE,
+)
+#: The scheme and the authority of a URI.
+_AUTHORITY = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?]*)")
 
 
 def shown(value: Any) -> str:
@@ -164,3 +170,18 @@ def strange_scheme(place: str) -> str | None:
     """The scheme of a URI on which no journal can be kept."""
     found = _SCHEME.match(place)
     return found[1] if found is not None and found[1].lower() not in JOURNAL_SCHEMES else None
+
+
+def strange_host(place: str) -> str | None:
+    """What is wrong with what a URI has for a host, and what would be right."""
+    found = _AUTHORITY.match(place)
+    if found is None:
+        return None
+    scheme, host = found[1].lower(), found[2]
+    if scheme == "file" and host.lower() not in ("", "localhost"):
+        return f"names the host {host}, and a folder is on the machine that looks for it: write file:///…"
+    if scheme in ("abfs", "abfss") and (host.endswith("@") or not any(mark in host for mark in "@.:")):
+        return f"names no storage account: write {scheme}://container@account.dfs.core.windows.net/…"
+    if scheme in ("s3", "s3a", "s3n", "gs", "gcs") and not host:
+        return f"names no bucket: write {scheme}://bucket/…"
+    return None

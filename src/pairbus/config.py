@@ -221,6 +221,8 @@ def _check_ledger(final: dict[str, Any], problems: Problems) -> None:
     given = {key for key, field in _LEDGER.items() if final.get(field) is not None}
     for key, field in _LEDGER.items():
         final[field] = checking.place(final.get(field), f"[ledger] {key}", problems)
+        if final[field] is not None and (wrong := checking.strange_host(final[field])) is not None:
+            problems.append(f"[ledger] {key} {wrong}")
     if "checkpoint" in given and "path" not in given:
         problems.append("[ledger] has a checkpoint and no path: only a Spark job has a checkpoint, and it needs both")
     if "journal" not in given and final["ledger"] is not None:

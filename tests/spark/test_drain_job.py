@@ -65,6 +65,10 @@ class TestUsage:
         assert drain("--config", str(write_toml(backlog.folder / "bad.toml", mapping))) == 2
         told = capsys.readouterr().err
         assert all(name in told for name in ("[secondary]", "late", "task_budget", "bad.toml"))
+        mapping = backlog.mapping()
+        mapping["ledger"]["path"] = "abfss://container/x"
+        assert drain("--config", str(write_toml(backlog.folder / "bad.toml", mapping))) == 2
+        assert "[ledger] path names no storage account" in capsys.readouterr().err
         assert drain("--config", str(backlog.folder / "nowhere.toml")) == 2
         assert "cannot be read" in capsys.readouterr().err
 

@@ -88,6 +88,25 @@ def test_one_namespace_is_no_pair(
     assert backlog.depth() == 2
 
 
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("abfss://container/x", "journal names no storage account"),
+        ("s3://b/x?colour=red", "no journal can be kept on s3:"),
+    ],
+)
+def test_a_journal_that_is_nowhere(pair: Pair, backlog: Backlog, tmp_path: Path, place: str, said: str) -> None:
+    """A URI that means no storage: code 2 and one line, whether the configuration or the storage's library finds it."""
+    backlog.park(pair.queue(), *numbered(2))
+    path = config_of(pair, tmp_path)
+    path.write_text(path.read_text().replace(str(tmp_path / "journal"), place))
+    code, out, err = drain(pair, "--config", str(path))
+    assert (code, out) == (2, "")
+    assert said in err
+    assert len(err.splitlines()) == 1
+    assert backlog.depth() == 2
+
+
 def test_dead_letters_are_told_with_their_reason(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
     """By destination: who has misspelt a name sees it."""
     backlog.park("no-such-queue", *numbered(4))

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pairbus.domain.outcome import Head, Rows
+from pairbus.errors import OptionError
 from pairbus.syphon import journal as journal_module
 from pairbus.syphon import places
 from pairbus.syphon.journal import SCHEMA, open_journal, read_journal
@@ -449,6 +450,7 @@ def test_names_are_joined_and_split(folder: str, path: str) -> None:
         ("dbfs:/ledger", "/dbfs/ledger/n"),
         ("/Volumes/a/b/c", "/Volumes/a/b/c/n"),
         ("file:///tmp/a%20b", "/tmp/a%20b/n"),
+        ("file://localhost/tmp/a", "/tmp/a/n"),
     ],
 )
 def test_the_ways_spark_writes_a_path_are_known(folder: str, path: str) -> None:
@@ -463,3 +465,10 @@ def test_a_place_that_nothing_knows_is_refused_by_its_scheme() -> None:
     with pytest.raises(ValueError, match=r"gopher://") as raised:
         open_journal("gopher://user:secret@host/x", HEAD)
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("folder", ["abfss://container/x", "s3:///x", "s3://bucket/x?colour=red", "file://host/x"])
+def test_a_uri_that_names_no_place_is_an_option_that_is_refused(folder: str) -> None:
+    """What a command says in one line, with the code for a bad set-up."""
+    with pytest.raises(OptionError, match=r"journal can(not)? be kept on \w+://"):
+        place_at(folder)

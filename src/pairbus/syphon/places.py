@@ -19,6 +19,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from ..errors import OptionError
+
 #: Mounts that take a file as a whole and cannot append to one, nor link.
 WHOLE_FILE_MOUNTS = ("/dbfs/", "/Volumes/")
 #: Stores where an object is not seen before it is whole.
@@ -77,13 +79,15 @@ class Place(Protocol):
 
 
 def place_at(folder: str) -> Place:
-    """The place that a path or a URI means. Nothing is made or asked for yet."""
+    """The place that a path or a URI means; `OptionError` if it means none. Nothing is made or asked for yet."""
     found = _URI.fullmatch(folder)
     if found is None:
         return LocalPlace(folder)
     scheme, host, path, query = found[1].lower(), found[2] or "", found[3], found[4] or ""
     # Paths are taken as they stand, as Spark does: a % in them is a %.
     if scheme == "file":
+        if host.lower() not in ("", "localhost"):
+            raise OptionError("a journal cannot be kept on file:// of another host: write file:///…")
         return LocalPlace(path)
     if scheme == "dbfs":
         return LocalPlace(f"/dbfs/{path.lstrip('/')}")
@@ -120,7 +124,7 @@ def _filesystem(scheme: str, host: str, query: str) -> tuple[Any, str]:
     except ValueError as error:
         # What Arrow says may repeat the URI, which may hold a key.
         what = str(error).replace(rest, "…").replace(query or rest, "…").replace(host or rest, "…")
-        raise ValueError(f"no journal can be kept on {scheme}://: {what}") from None
+        raise OptionError(f"no journal can be kept on {scheme}://: {what}") from None
     return filesystem, path[:-1]
 
 
