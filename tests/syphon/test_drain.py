@@ -209,6 +209,48 @@ def test_an_alias_of_the_wrong_type(backlog: Backlog, properties: dict[str, Any]
     assert named.rpartition(" ")[2] in found.dead_letter_error_description
 
 
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("a\nb", "'a\\nb' (3 characters)"),
+        ("orders\x00", "'orders\\x00' (7 characters)"),
+        ("orders\x85", "'orders\\x85' (7 characters)"),
+        ("x" * 513, f"'{'x' * 80}…' (513 characters)"),
+        ("/", "'/' (1 characters)"),
+        ("orders/$management", "'orders/$management' (18 characters)"),
+    ],
+    ids=[
+        "a line's end",
+        "a zero",
+        "a control character beyond ASCII",
+        "longer than any",
+        "nothing",
+        "the service's own",
+    ],
+)
+def test_a_path_that_no_entity_can_have(
+    pair: Pair, backlog: Backlog, caplog: pytest.LogCaptureFixture, path: str, shown: str
+) -> None:
+    """Dead-lettered at once, and shown on one line: it would be tried again and again, and held for ever."""
+    queue = pair.queue()
+    backlog.put(encoded("odd", id="odd", properties={"x-ms-path": path}))
+    backlog.park(queue, encoded("other"))
+    summary = backlog.drain()
+    assert (summary.delivered, summary.dead_lettered, summary.held, summary.error) == (1, 1, 0, None)
+    (found,) = backlog.dead_letters()
+    assert found.dead_letter_reason == "pairbus:bad-path"
+    assert f"x-ms-path held {shown}, which no message can be sent to" in found.dead_letter_error_description
+    assert all(len(each.getMessage().splitlines()) == 1 for each in caplog.records)
+
+
+def test_the_longest_path_is_a_path(pair: Pair, backlog: Backlog) -> None:
+    """That there is no such entity is for the service to say."""
+    backlog.put(encoded("odd", properties={"x-ms-path": "x" * 512}))
+    assert backlog.drain().dead_lettered == 1
+    (found,) = backlog.dead_letters()
+    assert found.dead_letter_reason != "pairbus:bad-path"
+
+
 def test_what_is_no_message_at_all(backlog: Backlog) -> None:
     """Whatever lies in the queue, the drain goes on: bytes of no AMQP message cannot even be sent, an empty one can."""
     backlog.put(encoded(b"", id="empty"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import unicodedata
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,11 @@ from .pace import Pace
 
 if TYPE_CHECKING:
     from .drain import Drain
+
+
+#: No entity has a longer path: 260 characters, and the same again for what may be below it.
+_LONGEST_PATH = 512
+_SHOWN = 80
 
 
 class NoRoute(Exception):
@@ -60,8 +66,10 @@ class Routes:
             raise NoRoute(name, "pairbus:unknown-namespace", said)
         if host is self.primary:
             name = path  # by one name, whether the message names the primary or not
-        if any(part.startswith("$") for part in path.split("/")):
-            raise NoRoute(name, "pairbus:bad-path", f"{PATH} held {path!r}, which no message can be sent to")
+        if _is_no_path(path):
+            shown = repr(path if len(path) <= _LONGEST_PATH else f"{path[:_SHOWN]}…")[1:-1]  # it goes into logs
+            said = f"{PATH} held '{shown}' ({len(path)} characters), which no message can be sent to"
+            raise NoRoute(name.replace(path, shown), "pairbus:bad-path", said)
         key = id(host), path.lower()
         made = self._made.get(key)
         if made is None:
@@ -71,3 +79,10 @@ class Routes:
 
     async def close(self) -> None:
         await asyncio.gather(*(host.close() for host in set(self._hosts.values())))
+
+
+def _is_no_path(path: str) -> bool:
+    """Whether no entity can have this path: the service would end a link, or answer nothing that tells so."""
+    if not path.strip("/") or len(path) > _LONGEST_PATH or any(unicodedata.category(each) == "Cc" for each in path):
+        return True
+    return any(part.startswith("$") for part in path.split("/"))
