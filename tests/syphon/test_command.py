@@ -168,3 +168,28 @@ def test_told_to_stop_before_it_is_empty(pair: Pair, backlog: Backlog, tmp_path:
     assert code == 1, err
     assert "stopped before the backlog was empty" in out
     assert pair.arrived(queue) + backlog.depth() == 200
+
+
+@pytest.mark.parametrize("how", ["--once", "--continuous"])
+def test_a_journal_that_cannot_be_ended(pair: Pair, backlog: Backlog, tmp_path: Path, how: str) -> None:
+    """Nothing more fits on the disk, or it is gone: code 1 and one line that names the journal, not the secondary. What
+    was delivered was delivered, and is told."""
+    queue = pair.queue()
+    backlog.park(queue, *numbered(40))
+    path = str(config_of(pair, tmp_path))
+    with draining(pair, "--config", path, "--queues", "0", "--max-rate", "10", how) as command:
+        wait_until(lambda: pair.arrived(queue) > 0, 30)
+        (run,) = (tmp_path / "journal").iterdir()
+        run.rename(tmp_path / "away")
+        run.write_text("a file where a folder was")
+        wait_until(lambda: pair.arrived(queue) == 40, 60)
+        if how == "--continuous":
+            command.process.send_signal(signal.SIGTERM)
+        code, out, err = command.result()
+    assert code == 1
+    said = f"pairbus drain: the journal {tmp_path / 'journal'} could not be ended in order: "
+    assert [line.startswith(said) for line in err.splitlines()].count(True) == 1
+    assert "Traceback" not in err
+    assert "[secondary]" not in err
+    assert ("queue 0: 40 delivered" in out) is (how == "--once")
+    assert backlog.depth() == 0

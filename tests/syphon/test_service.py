@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -448,6 +449,21 @@ def test_closing_a_pairing_stops_its_syphon(pair: Pair, tmp_path: Path) -> None:
     bus = pair.pairing(enable_syphon=True, syphon_journal=tmp_path)
     bus.close()
     assert not bus._syphon._thread.is_alive()
+
+
+def test_a_pairing_says_that_its_journal_could_not_be_ended(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk: the event names the folder, and closing is closing all the same."""
+
+    def full(self: JournalFolder) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(JournalFolder, "finish", full)
+    bus = pair.pairing(enable_syphon=True, syphon_journal=tmp_path)
+    bus.close()
+    (told,) = wait_until(lambda: pair.told("syphon ended"))
+    assert f"the journal {tmp_path} could not be ended in order: [Errno 28]" in told.details["error"]
 
 
 def test_a_syphon_needs_a_journal_that_can_be_written(pair: Pair, tmp_path: Path) -> None:

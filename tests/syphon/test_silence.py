@@ -13,8 +13,10 @@ import pytest
 
 from pairbus.domain.outcome import Head, Rows
 from pairbus.syphon import bounds
+from pairbus.syphon.folding import JournalFolder
 from pairbus.syphon.journal import close_journal, open_journal
 from pairbus.syphon.places import LocalPlace
+from pairbus.syphon.service import Service
 from tests.sending.conftest import Pair, wait_until
 from tests.syphon.conftest import Backlog, InBackground, Remembering, numbered
 from tests.syphon.counting import arrivals, assert_conserved, ids, park_many
@@ -181,6 +183,27 @@ def test_storage_that_does_not_let_a_journal_be_closed_is_not_waited_for(
     finally:
         go_on.set()
     assert "the journal of queue 7 could not be closed: no answer within 0.2 s" in caplog.text
+
+
+def test_a_run_that_cannot_be_begun_or_ended_is_not_waited_for(
+    pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so, and what was moved is told."""
+    queue = pair.queue()
+    backlog.park(queue, *numbered(3))
+    go_on = threading.Event()
+    service = Service(pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path))
+    service.begin()
+    monkeypatch.setattr(JournalFolder, "finish", lambda self: go_on.wait(120))
+    monkeypatch.setattr(JournalFolder, "begin", lambda self, run, previous: go_on.wait(120))
+    try:
+        assert service.once().moved == 3
+        said = f"could not be ended in order: no answer within {PATIENCE:g} s"
+        assert service.not_ended == f"the journal {tmp_path} {said}"
+        with pytest.raises(TimeoutError, match=f"no answer within {PATIENCE:g} s"):
+            Service(pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path)).begin()
+    finally:
+        go_on.set()
 
 
 _PROCESS = """

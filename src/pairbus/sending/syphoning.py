@@ -74,6 +74,9 @@ class PairingSyphon:
             self._service.forever()
         except Exception as error:
             self._tell(events.SYPHON_ENDED, error=describe(error))
+        else:
+            if self._service.not_ended is not None:
+                self._tell(events.SYPHON_ENDED, error=self._service.not_ended)
 
     def _round(self, done: Any) -> None:
         self._operations.add("syphon", sum(each.operations for each in done.queues))

@@ -6,6 +6,7 @@ import argparse
 import logging
 import signal
 import sys
+from collections.abc import Callable
 
 import pyarrow as pa
 
@@ -54,21 +55,21 @@ def run(options: argparse.Namespace) -> int:
         signal.signal(number, stop)
     if options.continuous:
         service.forever()
-        return 0
-    return _once(service, lambda: stopped)
+        code = 0
+    else:
+        code = _once(service, lambda: stopped)
+    if service.not_ended is not None:
+        print(f"pairbus drain: {service.not_ended}", file=sys.stderr)
+        return _COULD_NOT
+    return code
 
 
-def _once(service: Service, stopped: object) -> int:
+def _once(service: Service, stopped: Callable[[], bool]) -> int:
     try:
         done = service.once()
     except PairbusError as error:
         print(f"pairbus drain: {error}", file=sys.stderr)
         return _COULD_NOT
-    except Exception as error:
-        why = " ".join(str(error).split())
-        print(f"pairbus drain: [secondary] does not say how deep the backlog is: {why}", file=sys.stderr)
-        return _COULD_NOT
-    assert callable(stopped)
     _tell(done, stopped())
     return 0 if done.is_empty and not done.errors else _COULD_NOT
 

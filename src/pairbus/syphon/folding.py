@@ -81,6 +81,11 @@ class JournalFolder:
         #: messages may be locked that nobody will settle.
         self.after_a_kill = False
 
+    @property
+    def where(self) -> str:
+        """The folder, for people to read."""
+        return self._place.where("").rstrip("/")
+
     def begin(self, run: str, previous: str | None) -> None:
         """Begin a run; `previous` is the one that the same checkpoint knew before, so it is dead.
 

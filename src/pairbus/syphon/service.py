@@ -18,7 +18,8 @@ from typing import Any
 from ..domain.outcome import Head, Held, QueueSummary
 from ..errors import PairbusError
 from ..options import Namespace, refuse_same
-from .bounds import aside
+from . import bounds
+from .bounds import aside, within
 from .depths import Depths, backlog_depths, none_exists_text, warn_of
 from .drain import Drain, DrainOptions
 from .folding import JournalFolder
@@ -138,6 +139,9 @@ class Service:
         #: Until then (wall time) messages may be locked by a syphon that was killed.
         self._wary_until = 0.0
         self._rounds = 0
+        #: What kept the run from being ended in order in its journals' folder, once the calls below have returned.
+        #: What was delivered has its row all the same; others fold it when the run was silent for an hour.
+        self.not_ended: str | None = None
         self._stop = threading.Event()
         self._wake = threading.Event()
 
@@ -153,16 +157,16 @@ class Service:
     def begin(self) -> None:
         """Make sure that journals can be written; raises OSError if not, before a message is touched."""
         if not self._begun:
-            self._folder.begin(self._run, None)
+            within(bounds.JOURNAL_SECONDS, lambda: self._folder.begin(self._run, None), "pairbus-journal-begin")
             self._wary_until = time.time() + LONGEST_LOCK if self._folder.after_a_kill else 0.0
             self._begun = True
 
     def once(self) -> Round:
-        """Empty what is there, as far as destinations take it. Raises what the SDK raises if nothing can be asked, and
-        `PairbusError` if there is no backlog at all."""
+        """Empty what is there, as far as destinations take it. Raises `PairbusError` if the secondary does not answer,
+        or has no backlog at all."""
         self.begin()
         try:
-            depths = self._ask()
+            depths = self._told()
             if depths.none_exists:
                 raise PairbusError(none_exists_text(depths, self._secondary, self._primary.name))
             options = replace(self._options, budget=None)
@@ -170,7 +174,7 @@ class Service:
             ends, busy = time.monotonic() + _OUT_OF_REACH_SECONDS, 1
             # Empty is what the service says, not what a receiver finds: another may have messages locked.
             while done.is_empty and not done.errors and not self._stop.is_set():
-                depths = self._ask()
+                depths = self._told()
                 left = done.out_of_reach(depths)
                 if not left or busy > _ROUNDS:  # whoever goes on parking does not keep it from ending
                     break
@@ -182,7 +186,7 @@ class Service:
                 done = done.followed_by(following)
             return done
         finally:
-            self._folder.finish()
+            self._end()
 
     def forever(self) -> None:
         """Drain whenever there is something, until `stop`; a secondary that does not answer is asked again later."""
@@ -208,7 +212,14 @@ class Service:
                         pause = self._backoff(fruitless)
                 self._rest(pause)
         finally:
-            self._folder.finish()
+            self._end()
+
+    def _end(self) -> None:
+        """End the run in order, if the disk lets it: an error of its own would hide what happened before."""
+        try:
+            within(bounds.JOURNAL_SECONDS, self._folder.finish, "pairbus-journal-end")
+        except Exception as error:  # whatever a store raises
+            self.not_ended = f"the journal {self._folder.where} could not be ended in order: {error}"
 
     def _backoff(self, fruitless: int) -> float:
         return min(self._options.retry_interval * float(2 ** min(fruitless, 10)), _LONGEST_PAUSE)
@@ -216,6 +227,13 @@ class Service:
     def _rest(self, seconds: float) -> None:
         self._wake.wait(seconds)
         self._wake.clear()
+
+    def _told(self) -> Depths:
+        try:
+            return self._ask()
+        except Exception as error:  # what the SDK and credentials raise is many things
+            why = " ".join(str(error).split())
+            raise PairbusError(f"[secondary] does not say how deep the backlog is: {why}") from error
 
     def _ask(self) -> Depths:
         operations = 1  # one that fails is billed as well
