@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +12,15 @@ import pytest
 from azure.servicebus.management import EntityStatus
 
 from pairbus import OptionError
-from pairbus.domain.envelope import SESSION_ID, TIME_TO_LIVE
-from pairbus.domain.outcome import Rows
+from pairbus.domain.envelope import SESSION_ID, TIME_TO_LIVE, park
+from pairbus.domain.outcome import Head, Rows
 from pairbus.syphon import passes
-from pairbus.syphon.drain import DrainOptions
+from pairbus.syphon.drain import Drain, DrainOptions
+from pairbus.syphon.journal import SCHEMA, open_journal, read_journal
 from tests.localbus.process_fixtures import administer
 from tests.sending.conftest import Pair
 from tests.syphon.conftest import Backlog, Remembering, encoded, numbered
+from tests.syphon.scripted_peer import Peer
 
 
 def test_messages_come_home(pair: Pair, backlog: Backlog) -> None:
@@ -41,6 +44,62 @@ def test_messages_come_home(pair: Pair, backlog: Backlog) -> None:
     }
     assert all(before < row["parked_at"] <= row["settled_at"] + 1000 for row in rows)
     assert {row["delivery_count"] for row in rows} == {0}
+
+
+@pytest.mark.parametrize(("size", "units"), [(100, 1), (60_000, 1), (150_000, 3)])
+def test_every_64_kb_of_a_message_is_an_operation(pair: Pair, backlog: Backlog, size: int, units: int) -> None:
+    """Received, and sent if it is accepted; a settlement is one whatever the size."""
+    queue, ill = pair.queue(), pair.queue()
+    backlog.park(queue, encoded(b"x" * size))
+    assert backlog.drain().operations == units + units + 1
+    backlog.park("no-such-queue", encoded(b"x" * size))
+    summary = backlog.drain()
+    assert (summary.dead_lettered, summary.operations) == (1, units + 1)
+    backlog.park(ill, encoded(b"x" * size))
+    pair.primary.faults.busy(ill)
+    summary = backlog.drain()
+    assert summary.held == 1
+    assert summary.operations == summary.received * (units + 1), "each time that it is tried and given back"
+
+
+def test_the_pause_grows_while_nothing_is_brought_home(
+    pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice as long after each pass, up to a bound; then the drain gives up."""
+    pauses: list[float] = []
+
+    async def rest(self: Drain, seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(Drain, "_rest", rest)
+    backlog.park(pair.queue(), *numbered(2))
+    primary = pair.primary_namespace()
+    pair.primary.kill()
+    for interval, expected in ((0.5, [1.0, 2.0]), (10.0, [20.0, 30.0])):
+        pauses.clear()
+        assert "cannot be reached" in str(backlog.drain(primary=primary, retry_interval=interval).error)
+        assert pauses == expected
+
+
+def test_what_a_row_does_not_hold(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
+    """Neither the body of a message nor any property but those that the ledger names, whatever becomes of it."""
+    queue, silent = pair.queue(), pair.queue()
+    secret = {"subject": "unsaid-1", "reply_to": "unsaid-2", "user_id": b"unsaid-3", "correlation_id": "unsaid-4"}
+    for number, name in enumerate((queue, "no-such-queue", silent)):
+        message = encoded("unsaid-body", id=f"said-{number}", properties={"unsaid-key": "unsaid-value"}, **secret)
+        backlog.park(name, message)
+    pair.primary.faults.lost_accept(silent)
+    journal = open_journal(str(tmp_path), Head(pair.name, 0))
+    backlog.drain(journal=journal, answer_timeout=3.0)
+    journal.close()
+    (path,) = tmp_path.iterdir()
+    rows = read_journal(str(path)).table.to_pylist()
+    assert {row["outcome"] for row in rows} == {"delivered", "dead-lettered", "in doubt"}
+    assert {row["message_id"] for row in rows} == {"said-0", "said-1", "said-2"}
+    assert set(rows[0]) == set(SCHEMA.names)
+    raw = path.read_bytes()
+    assert b"said-0" in raw, "else this shows nothing"
+    assert b"unsaid" not in raw
 
 
 def test_an_empty_queue_is_seen_at_once(backlog: Backlog) -> None:
@@ -251,10 +310,20 @@ def test_the_longest_path_is_a_path(pair: Pair, backlog: Backlog) -> None:
     assert found.dead_letter_reason != "pairbus:bad-path"
 
 
-def test_what_is_no_message_at_all(backlog: Backlog) -> None:
-    """Whatever lies in the queue, the drain goes on: bytes of no AMQP message cannot even be sent, an empty one can."""
-    backlog.put(encoded(b"", id="empty"))
-    assert backlog.drain().dead_lettered == 1
+@pytest.mark.parametrize("raw", [b"no AMQP", b"\x00\x53\x75\xa0\xff", b"\x00\x53\x99\x40"])
+def test_what_is_no_message_at_all(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch, raw: bytes) -> None:
+    """Whatever the service gives, the drain goes on, and it is to be dead-lettered. (localbus takes no such bytes.)"""
+    monkeypatch.setattr(passes, "_DRAINED_SECONDS", 0.2)
+    monkeypatch.setattr(passes, "_FAREWELL_SECONDS", 0.2)
+    queue = pair.queue()
+    with Peer(gives=[raw, park(encoded("other", id="other"), queue, "id")]) as peer:
+        backlog.drain(
+            secondary=peer.namespace, answer_timeout=5.0, budget=60.0, stop=lambda: len(backlog.journal.rows) >= 2
+        )
+    (row,) = backlog.journal.of("dead-lettered")
+    assert (row["message_id"], row["destination"], row["size"]) == (None, None, len(raw))
+    assert row["reason"].startswith("pairbus:no-envelope: ")
+    assert pair.bodies(queue) == ["other"]
 
 
 @pytest.mark.parametrize(("late", "delivered"), [("deliver", 1), ("dead-letter", 0)])

@@ -248,6 +248,28 @@ def test_a_service_that_goes_on_asks_little_while_nothing_is_there(
     assert pauses == [120.0, 120.0, 120.0, 2.0, 4.0]
 
 
+def test_a_service_rests_longer_while_nothing_is_brought_home(
+    pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice as long after each round, and as at first once something has moved: what is held back costs operations."""
+    queue = pair.queue()
+    backlog.park(queue, *numbered(3))
+    pair.primary.faults.busy(queue)
+    pauses: list[float] = []
+    service = Service(pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path))
+
+    def rest(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            pair.primary.faults.clear()
+        if pair.arrived(queue) == 3:
+            service.stop()
+
+    monkeypatch.setattr(service, "_rest", rest)
+    service.forever()
+    assert pauses == [2.0, 4.0, 8.0, 1.0]
+
+
 # --- from what was said to what is done ----------------------------------------------------------------------------
 
 
