@@ -149,6 +149,8 @@ def test_a_queue_that_gives_messages_out_only_so_often_is_told(
     warn_of(depths, pair.secondary_namespace(), pair.name)
     (said,) = caplog.messages
     assert said.startswith(f"backlog queue 0,2 of {pair.name} has max_delivery_count=10: ")
+    code, _, err = drain(pair, "--config", str(config_of(pair, tmp_path)))
+    assert (code, said in err) == (0, True)
 
 
 def test_queues_on_the_command_line_are_indexes(pair: Pair, tmp_path: Path) -> None:

@@ -64,12 +64,8 @@ def left_out_text(left_out: Mapping[int, int], primary_name: str) -> str:
     return f"not asked for, and not empty: backlog queue {told} of {primary_name}; see [syphon] queues"
 
 
-def warn_of(depths: Depths, secondary: Namespace, primary_name: str) -> None:
-    """Say which queues are not there, were forgotten, or are not as they should be, if any."""
-    if depths.none_exists:
-        log.warning("%s", none_exists_text(depths, secondary, primary_name))
-    elif depths.missing:
-        log.warning("%s has no backlog queue %s of %s", secondary.host, told_queues(depths.missing), primary_name)
+def warn_of_wear(depths: Depths, primary_name: str) -> None:
+    """Say which queues give a message out only so often, if any."""
     for times in sorted(set(depths.given_out.values())):
         those = told_queues([index for index, count in depths.given_out.items() if count == times])
         log.warning(
@@ -78,6 +74,15 @@ def warn_of(depths: Depths, secondary: Namespace, primary_name: str) -> None:
             "makes its queues with %d",
             those, primary_name, times, _FOR_EVER,
         )  # fmt: skip
+
+
+def warn_of(depths: Depths, secondary: Namespace, primary_name: str) -> None:
+    """Say which queues are not there, were forgotten, or are not as they should be, if any."""
+    if depths.none_exists:
+        log.warning("%s", none_exists_text(depths, secondary, primary_name))
+    elif depths.missing:
+        log.warning("%s has no backlog queue %s of %s", secondary.host, told_queues(depths.missing), primary_name)
+    warn_of_wear(depths, primary_name)
     if depths.left_out:
         log.warning("%s", left_out_text(depths.left_out, primary_name))
 

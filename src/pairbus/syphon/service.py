@@ -20,7 +20,7 @@ from ..errors import PairbusError
 from ..options import Namespace, refuse_same
 from . import bounds
 from .bounds import aside, within
-from .depths import Depths, backlog_depths, none_exists_text, warn_of
+from .depths import Depths, backlog_depths, none_exists_text, warn_of, warn_of_wear
 from .drain import Drain, DrainOptions
 from .folding import JournalFolder
 from .journal import close_journal, open_journal
@@ -167,6 +167,7 @@ class Service:
         self.begin()
         try:
             depths = self._told()
+            warn_of_wear(depths, self._primary.name)
             if depths.none_exists:
                 raise PairbusError(none_exists_text(depths, self._secondary, self._primary.name))
             options = replace(self._options, budget=None)
@@ -192,7 +193,7 @@ class Service:
         """Drain whenever there is something, until `stop`; a secondary that does not answer is asked again later."""
         self.begin()
         fruitless = 0
-        told: tuple[object, object] | None = None
+        told: tuple[object, ...] | None = None
         try:
             while not self._stop.is_set():
                 pause = self._idle_poll_interval
@@ -203,8 +204,8 @@ class Service:
                     fruitless += 1
                     pause = self._backoff(fruitless)
                 else:
-                    if (depths.missing, depths.left_out.keys()) != told:
-                        told = depths.missing, depths.left_out.keys()
+                    if (depths.missing, depths.left_out.keys(), depths.given_out) != told:
+                        told = depths.missing, depths.left_out.keys(), depths.given_out
                         warn_of(depths, self._secondary, self._primary.name)
                     if depths.total:
                         done = self._round(depths, replace(self._options, budget=_ROUND_SECONDS))
