@@ -22,7 +22,7 @@ from pairbus import Namespace
 from pairbus.domain.envelope import park
 from pairbus.localbus import LocalBus
 from pairbus.localbus.auth import DEFAULT_KEY_NAME
-from pairbus.syphon import authority, connection, passes, tokens
+from pairbus.syphon import authority, connection, owed, passes, tokens
 from pairbus.syphon.connection import Connection
 from pairbus.syphon.link import ACCEPTED, ConnectionLost, LinkError, batch_head
 from pairbus.syphon.tokens import Token, token_for
@@ -563,6 +563,7 @@ def test_a_backlog_that_does_not_say_whether_it_is_empty_is_not_called_empty(
     pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A service that is silent when asked has not said that nothing is there."""
+    monkeypatch.setattr(owed, "LONGEST_LOCK", 0.5)  # what it may have sent is waited for
     monkeypatch.setattr(passes, "_DRAINED_SECONDS", 0.2)
     monkeypatch.setattr(passes, "_FAREWELL_SECONDS", 0.2)
     with Peer() as peer:

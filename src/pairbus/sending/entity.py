@@ -52,6 +52,8 @@ class Entity:
         self.lanes = lanes
         #: Replaced as a whole under the lock, read without it.
         self.health = Health(since=time.monotonic())
+        #: The last success since then, which its health is told before anything else: nearly every send is one.
+        self._well_at: float | None = None
         self.refusal: Exception | None = None
         self._users = 0
         self.sent = self.parked = self.billed = 0
@@ -87,12 +89,10 @@ class Entity:
         with self._lock:
             self.sent += messages
             self.billed += operations
-            before = self.health
-            after = before.succeeded(time.monotonic())
-            if before.state is after.state:  # nearly always
-                self.health = after
+            if self.health.state is State.AVAILABLE:  # nearly always
+                self._well_at = time.monotonic()
                 return
-            news = self._change(after)
+            news = self._change(self.health.succeeded(time.monotonic()))
         self._announce(news)
 
     def was_parked(self, messages: int) -> None:
@@ -104,7 +104,9 @@ class Entity:
         interval = self._options.seconds("failover_interval")
         with self._lock:
             self._last_error = datetime.now(timezone.utc), describe(error)
-            news = self._change(self.health.failed(time.monotonic(), interval, sent_at))
+            before = self.health if self._well_at is None else self.health.succeeded(self._well_at)
+            self._well_at = None
+            news = self._change(before.failed(time.monotonic(), interval, sent_at))
             health = self.health
         self._announce(news)
         return health

@@ -34,7 +34,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from azure.servicebus.exceptions import ServiceBusError
 
 from ..bounded_credential import bounded
-from ..domain.cost import operations_of
+from ..domain.cost import UNIT, operations_of
 from ..options import Namespace
 
 #: What a credential is asked to give a token for.
@@ -284,7 +284,10 @@ def billed(message: Any) -> int:
         message = message._raw_amqp_message
     if isinstance(message, AmqpAnnotatedMessage):
         body: Any = message._data_body
-        return operations_of(sum(map(len, body))) if body else 1
+        if not body:
+            return 1
+        size = len(body[0]) if len(body) == 1 else sum(map(len, body))
+        return 1 if size <= UNIT else operations_of(size)  # nearly always 1
     if isinstance(message, ServiceBusMessageBatch):
         return sum(operations_of(len(each)) for each in message._message[5])
     if isinstance(message, Prepared):

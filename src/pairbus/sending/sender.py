@@ -100,11 +100,14 @@ class PairedSender:
         try:
             self._check()
             timeout = self._timeout if timeout is None else bound(timeout)
-            if is_many(message) and not isinstance(message, ServiceBusMessageBatch):
-                given = []
-                for each in message:  # one by one: an error midway carries those that came before it
-                    given.append(each)
-            ready, count = _ready(given)
+            if type(message) is ServiceBusMessage and not message._raw_amqp_message.application_properties:
+                ready, count = message, 1  # what most calls are
+            else:
+                if is_many(message) and not isinstance(message, ServiceBusMessageBatch):
+                    given = []
+                    for each in message:  # one by one: an error midway carries those that came before it
+                        given.append(each)
+                ready, count = _ready(given)
         except BaseException as error:
             error.messages = members(given)  # type: ignore[attr-defined]
             raise
@@ -346,8 +349,6 @@ class PairedSender:
 
 def _ready(message: Any) -> tuple[Any, int]:
     """What can be sent more than once without changing what was given; and how many messages it is."""
-    if type(message) is ServiceBusMessage:  # what most calls are
-        return (unshared(message) if message._raw_amqp_message.application_properties else message), 1
     if isinstance(message, ServiceBusMessageBatch):
         return message, len(message)
     if isinstance(message, list):
