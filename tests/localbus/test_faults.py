@@ -495,6 +495,45 @@ def test_latency_is_not_a_limit(faults: FaultClient, raw: RawClient, bus: LocalB
     assert bytes(message.body) == b"20"
 
 
+def test_latency_of_no_entity_is_a_distance(bus: LocalBus, faults: FaultClient, sender: ServiceBusSender) -> None:
+    """Without an entity all bytes take their time: a send takes the way twice, opening a connection many times."""
+    sender.send_messages(ServiceBusMessage("its link is open"))
+    with faults.during("latency", delay=0.2):
+        with taking(0.4):
+            sender.send_messages(ServiceBusMessage("x"))
+        with taking(1.6), connect(bus.connection_string) as client, client.get_queue_sender("orders") as other:
+            other.send_messages(ServiceBusMessage("y"))
+    assert active(bus, "orders") == 3
+
+
+def test_a_distance_that_shrinks_lets_nothing_overtake(faults: FaultClient, raw: RawClient) -> None:
+    """What is on its way when the latency ends still arrives in its order, before what is sent after it."""
+    sender, receiver = raw.sender("orders"), raw.receiver("orders", 300)
+    deliveries = []
+
+    def send(numbers: range) -> None:
+        for number in numbers:
+            deliveries.append(sender.delivery(f"many-{number}"))
+            sender.stream(Message(body=str(number).encode()).encode())
+            sender.advance()
+        with pytest.raises(TimeoutError):  # they are on their way
+            raw.wait(lambda: deliveries[-1].remote_state, "too soon", 0.05)
+
+    faults.latency(0.5)
+    send(range(100))
+    faults.clear()
+    faults.latency(0.2)
+    send(range(100, 200))
+    faults.clear()
+    raw.wait(lambda: all(each.remote_state for each in deliveries), "all outcomes")
+    texts = []
+    for _ in range(200):
+        message = Message()
+        message.decode(raw.receive(receiver).payload)
+        texts.append(bytes(message.body).decode())
+    assert texts == [str(number) for number in range(200)]
+
+
 # --- where a fault strikes -------------------------------------------------------------------------------------
 
 
@@ -702,6 +741,7 @@ def test_faults_add_up() -> None:
     for request in (
         {"kind": "latency", "delay": 0.5},
         {"kind": "latency", "delay": 0.25, "entity": "a"},
+        {"kind": "latency", "delay": 0.5, "entity": "A"},
         {"kind": "lost-accept", "entity": "a", "rate": 0.5},
         {"kind": "busy", "entity": "b", "rate": 0.3},
     ):
@@ -709,8 +749,9 @@ def test_faults_add_up() -> None:
     assert faults.active
     on_a, on_b = faults.on_send("A"), faults.on_send("b")
     assert (on_a.latency, on_a.silent, on_a.error) == (0.75, True, None)
-    assert (on_b.latency, on_b.silent, on_b.error) == (0.5, False, None), "the chance was 0.4, the rate 0.3"
-    assert faults.on_send("ab").latency == 0.5
+    assert (on_b.latency, on_b.silent, on_b.error) == (0.0, False, None), "the chance was 0.4, the rate 0.3"
+    assert faults.on_send("ab").latency == 0.0
+    assert faults.distance == 0.5, "what is of no entity holds up connections, and their entities not once more"
 
 
 def test_ended_faults_are_forgotten() -> None:

@@ -16,6 +16,7 @@ from . import conditions, engine
 from .attach import attach
 from .auth import Grant, unauthorized
 from .conditions import BusError
+from .distance import Way
 from .engine import Engine, lib
 from .fairness import PASSES, PIECE_BYTES, SHARE_SECONDS
 from .links import LinkHandler
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WRITE_HIGH = 4 * 1024 * 1024
+#: So many bytes may be on their way here from a client that is far away, by a fault.
+_COMING_HIGH = 16 * 1024 * 1024
 #: How long a client may take over our goodbye.
 _LINGER_SECONDS = 5.0
 _CLOSING_TICKS = 10
@@ -53,6 +56,9 @@ class AmqpConnection(asyncio.Protocol):
         self._handlers: dict[Any, LinkHandler] = {}
         self._transport: asyncio.Transport | None = None
         self._unread = b""
+        #: What added latency holds up; and whether the socket takes nothing more.
+        self._coming, self._going = Way(server.loop), Way(server.loop)
+        self._full = False
         #: It says so much that it is worked for in shares: its answers come every few milliseconds.
         self.patient = False
         self._closing = False
@@ -83,6 +89,13 @@ class AmqpConnection(asyncio.Protocol):
         if self.server.faults.is_silent(""):
             self._deaf = True
             return
+        self._coming.go(self.server.faults.distance, len(data), lambda: self._hear(data))
+        if self._coming.size > _COMING_HIGH:
+            self._listen()
+
+    def _hear(self, data: bytes) -> None:
+        if not self.alive or self._closing:
+            return
         shared = self.server.talkers.heard(self)
         if self._unread:
             self._unread += data
@@ -108,10 +121,17 @@ class AmqpConnection(asyncio.Protocol):
                     break
         self._unread = b"" if self._closing else data[at:]
         if self._unread:
-            self._transport.pause_reading()
             self._let_others(PASSES)
-        elif self.writable and not self._transport.is_closing():
+        self._listen()
+
+    def _listen(self) -> None:
+        """Read from the client; not while it does not read itself, part of its share is left, or much is on its way."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self.writable and not self._unread and self._coming.size <= _COMING_HIGH:
             self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
 
     def _let_others(self, passes: int) -> None:
         """What the others said meanwhile is heard, and answered, before this client's next share."""
@@ -121,6 +141,7 @@ class AmqpConnection(asyncio.Protocol):
             self._take_share()
 
     def _take_rest(self) -> None:
+        self._coming.hurry()
         data, self._unread = self._unread, b""
         if data and not self._closing:
             self._take(data)
@@ -150,6 +171,8 @@ class AmqpConnection(asyncio.Protocol):
         if exc is not None:
             self._take_rest()  # the client is gone, not what it sent; where we cut it off ourselves, both are
         self.alive = False
+        self._coming.lose()
+        self._going.lose()
         if self._linger is not None:
             self._linger.cancel()
         self.server.connections.discard(self)
@@ -162,14 +185,22 @@ class AmqpConnection(asyncio.Protocol):
         self.after_commit(self._engine.free)
 
     def pause_writing(self) -> None:
-        self.writable = False
-        if self._transport is not None:
-            self._transport.pause_reading()
+        self._full = True
+        self._hold()
 
     def resume_writing(self) -> None:
+        self._full = False
+        self._go_on()
+
+    def _hold(self) -> None:
+        self.writable = False
+        self._listen()
+
+    def _go_on(self) -> None:
+        if self.writable or self._full or self._going.size > _WRITE_HIGH:
+            return
         self.writable = True
-        if self._transport is not None and not self._transport.is_closing() and not self._unread:
-            self._transport.resume_reading()
+        self._listen()
         for handler in list(self._handlers.values()):
             handler.on_flow()
         self.wants_output()
@@ -215,6 +246,9 @@ class AmqpConnection(asyncio.Protocol):
         resets the connection, and our last word is lost.
         """
         self._ended = self._closing = True
+        self._going.go(self.server.faults.distance, 0, lambda: self._say_goodbye(transport))
+
+    def _say_goodbye(self, transport: asyncio.Transport) -> None:
         try:
             transport.write_eof() if transport.can_write_eof() else transport.close()
         except OSError:
@@ -222,8 +256,18 @@ class AmqpConnection(asyncio.Protocol):
         self._linger = self.server.loop.call_later(_LINGER_SECONDS, self.drop)
 
     def _write(self, data: bytes) -> None:
-        assert self._transport is not None
-        self._transport.write(data)
+        distance = self.server.faults.distance
+        if not distance and not self._going.size:
+            self._put(data)
+            return
+        self._going.go(distance, len(data), lambda: self._put(data))
+        if self._going.size > _WRITE_HIGH:
+            self._hold()
+
+    def _put(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+        self._go_on()
 
     def tick(self, milliseconds: int) -> None:
         if self._closing:

@@ -270,11 +270,18 @@ class Faults:
         """Whether nothing is answered at all: bytes are taken, and that is it."""
         return self.active and bool(self._for(path, "black-hole"))
 
-    def latency(self, path: str) -> float:
-        """Seconds each direction takes."""
+    @property
+    def distance(self) -> float:
+        """Seconds that all bytes take in each direction: latency that is of no entity."""
         if not self.active:
             return 0.0
-        return float(sum(f.parameters["delay"] for f in self._for(path, "latency")))
+        return float(sum(f.parameters["delay"] for f in self._for("", "latency")))
+
+    def latency(self, path: str) -> float:
+        """Seconds that what is done with an entity takes in each direction besides."""
+        if not self.active:
+            return 0.0
+        return float(sum(f.parameters["delay"] for f in self._for(path, "latency") if f.entity != "*"))
 
     def size_limit(self, path: str, limit: int) -> int:
         if not self.active:
