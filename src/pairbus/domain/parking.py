@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 
 from .aliases import (
     ALIASES,
@@ -40,6 +41,8 @@ _NULL = b"\x40"
 _I64 = struct.Struct(">q")
 _ALIAS_KEYS = spellings(*ALIASES)
 _SCHEDULED_KEYS = spellings(SCHEDULED_ANNOTATION)
+#: A sender parks for one path.
+_encode_text = lru_cache(maxsize=256, typed=True)(encode)
 _PATH_KEY, _SESSION_ID_KEY, _TIME_TO_LIVE_KEY, _SCHEDULED_KEY, _NAMESPACE_KEY, _FORM_KEY = map(encode, ALIASES)
 
 
@@ -61,9 +64,9 @@ def _park(message: bytes, path: str, message_id: str, namespace: str | None) -> 
         raise NotParkableError(PATH if not path else NAMESPACE, "would be empty")
     where, rest, codes = layout(message)
     form: list[str] = []
-    added = [_PATH_KEY, encode(path)]
+    added = [_PATH_KEY, _encode_text(path)]
     if namespace is not None:
-        added += (_NAMESPACE_KEY, encode(namespace))
+        added += (_NAMESPACE_KEY, _encode_text(namespace))
 
     header, time_to_live = _park_header(message, where.get(HEADER), form)
     instructions = b""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from azure.servicebus import ServiceBusClient
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import MessageSizeExceededError
 
 from ..domain import envelope
@@ -89,12 +89,12 @@ class Parcel:
     ) -> None:
         ids = ids or Ids()
         self.messages = members(message)
-        self._sent = [] if isinstance(message, Prepared) else single_messages(message)
+        self._prepared = None if type(message) is ServiceBusMessage or not isinstance(message, Prepared) else message
+        self._sent = single_messages(message) if self._prepared is None else []
         self.originals = encoded_members(message, traced)
         #: How many of them, from the first on, a backlog queue has accepted.
         self.done = 0
         self.parked: list[bytes] = []
-        self._prepared = message if isinstance(message, Prepared) else None
         for raw in self.originals:
             try:
                 self.parked.append(envelope.park(raw, path, next(ids), namespace))
@@ -138,7 +138,7 @@ class Parcel:
     def refuse_too_large(self, limit: int) -> None:
         """Refuse before anything more is sent if a message does not fit."""
         room = limit - MESSAGE_OVERHEAD - BATCH_OVERHEAD
-        if all(len(each) <= room for each in self.parked):
+        if max(map(len, self.parked), default=0) <= room:
             return
         for index in range(self.done, len(self.parked)):
             found = self.check(index, limit)
@@ -148,6 +148,8 @@ class Parcel:
 
     def part(self, limit: int, most: int) -> list[bytes]:
         """The next messages that fit one batch, at least one and at most so many."""
+        if len(self.parked) == 1:
+            return self.parked
         room, end = limit - BATCH_OVERHEAD, self.done
         while end < min(len(self.parked), self.done + most) and len(self.parked[end]) + MESSAGE_OVERHEAD <= room:
             room -= len(self.parked[end]) + MESSAGE_OVERHEAD
@@ -291,7 +293,7 @@ class Backlog:
             back = self._rotation.took(queue)
         if back:
             self._tell(events.QUEUE_BACK, queue=queue)
-        self._operations.add("park", sum(operations_of(len(each)) for each in messages))
+        self._operations.add("park", sum(map(operations_of, map(len, messages))))
         return None
 
     def _leave(self, queue: str, error: Exception) -> None:

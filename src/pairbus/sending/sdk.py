@@ -226,6 +226,8 @@ def is_many(message: Any) -> bool:
 
 def members(message: Any) -> list[Any]:
     """The messages of what was given to be sent, one by one; the caller's own objects, where `unshared` made copies."""
+    if type(message) is ServiceBusMessage:  # what most calls are
+        return [getattr(message, _ORIGINAL, message)]
     if isinstance(message, Prepared):
         return message.members()
     return [getattr(each, _ORIGINAL, each) for each in single_messages(message)]
