@@ -1,6 +1,6 @@
 """What `bench.spark` measures, each in a process of its own: a Spark job, a bare drain, one task of the job.
 
-    python -m bench.workers job|drain|task CONFIG.json
+    python -m bench.workers job|warm-job|drain|task CONFIG.json
 
 A worker gets ready, says so (a line of JSON), waits for a line on its standard input, works, and says what it came to.
 """
@@ -12,7 +12,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -96,8 +98,9 @@ def ready(**facts: Any) -> None:
     sys.stdin.readline()
 
 
-def run_job(config: SyphonConfig) -> dict[str, Any]:
-    """What `jobs/drain.py --once` does on two cores."""
+def run_job(config: SyphonConfig, rehearse: bool = False) -> dict[str, Any]:
+    """What `jobs/drain.py --once` does on two cores. If it rehearses, what is in the backlog is drained
+    before, and told to another ledger."""
     from jobs.drain import run
     from pairbus.spark import spark_session, syphon
 
@@ -105,6 +108,12 @@ def run_job(config: SyphonConfig) -> dict[str, Any]:
     quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     spark = spark_session("pairbus-bench", **{"spark.master": f"local[{_CORES}]", **quiet})
     spark.sparkContext.setLogLevel("ERROR")
+    if rehearse:
+        folder = Path(str(config.ledger)).parent / "rehearsal"
+        ledger, checkpoint, journal = (str(folder / name) for name in ("ledger", "checkpoint", "journal"))
+        other = replace(config, ledger=ledger, checkpoint=checkpoint, journal=journal)
+        if run(syphon(spark, other), once=True, stop=threading.Event()):
+            raise RuntimeError("the rehearsal failed")
     job = syphon(spark, config)
     ready(start_seconds=time.time() - begun)
     begun = time.time()
@@ -136,6 +145,14 @@ def run_task(config: SyphonConfig) -> dict[str, Any]:
     return {"delivered": summary.delivered, "error": summary.error, "before": before, "peak": peak_kilobytes()}
 
 
+_KINDS: dict[str, Callable[[SyphonConfig], dict[str, Any]]] = {
+    "job": run_job,
+    "warm-job": partial(run_job, rehearse=True),
+    "drain": run_drain,
+    "task": run_task,
+}
+
+
 def peak_kilobytes() -> int:
     """The most memory that this process has had."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -145,7 +162,7 @@ def peak_kilobytes() -> int:
 def main() -> None:
     kind, file = sys.argv[1:]
     config = SyphonConfig.from_mapping(json.loads(Path(file).read_text(encoding="utf-8")))
-    print(json.dumps({"job": run_job, "drain": run_drain, "task": run_task}[kind](config)), flush=True)
+    print(json.dumps(_KINDS[kind](config)), flush=True)
     sys.stdin.readline()  # whoever measures looks at this process before it ends
 
 
