@@ -31,7 +31,8 @@ class Guard:
     """One thread that cuts the connections of calls which are over their time."""
 
     def __init__(self) -> None:
-        #: The calls that are under way, and when they must have ended.
+        #: The calls that are under way, and when they must have ended. Links that are being opened stay until they are
+        #: no more, whoever waits for them: there may have been nothing to cut yet when they were cut.
         self.deadlines: dict[Lane, float] = {}
         self._lanes: list[Lanes] = []
         self._tending: threading.Thread | None = None
@@ -45,14 +46,16 @@ class Guard:
 
     def finish(self, deadline: float) -> None:
         """Let the calls that are under way end by then; after it nobody waits any longer."""
-        while self.deadlines and time.monotonic() < deadline:
+        while any(not lane.was_cut for lane in list(self.deadlines)) and time.monotonic() < deadline:
             time.sleep(0.02)
         for lane in list(self.deadlines):
             lane.cut()
         self._stopped.set()
 
     def _run(self) -> None:
-        while not self._stopped.wait(_LOOK_SECONDS):
+        while not self._stopped.wait(_LOOK_SECONDS) or self.deadlines:
+            if self._stopped.is_set():
+                time.sleep(_LOOK_SECONDS)  # for links that are still being opened, though nobody waits for them
             try:
                 self._look(time.monotonic())
             except Exception:  # without its guard no call would be bounded
@@ -60,9 +63,9 @@ class Guard:
 
     def _look(self, now: float) -> None:
         for lane, deadline in self.deadlines.copy().items():
-            if now > deadline + _GRACE_SECONDS:
+            if lane.was_cut or now > deadline + _GRACE_SECONDS:
                 lane.cut()
-        if self._tending is not None and self._tending.is_alive():
+        if self._stopped.is_set() or (self._tending is not None and self._tending.is_alive()):
             return
         before = now - _IDLE_SECONDS
         if any(lanes.has_idle(before) for lanes in self._lanes.copy()):
@@ -117,16 +120,19 @@ class Lane:
                 outcome.append(error)
             finally:
                 self._being_opened = False
+                self._deadlines.pop(self, None)
                 done.set()
             if self._cut:  # nobody waits for it by now
                 self.close()
 
-        threading.Thread(target=run, name="pairbus-open", daemon=True).start()
         self._deadlines[self] = time.monotonic() + timeout  # a pairing that closes cuts this short, too
         try:
-            done.wait(min(timeout, threading.TIMEOUT_MAX))
-        finally:
+            threading.Thread(target=run, name="pairbus-open", daemon=True).start()
+        except BaseException:
+            self._being_opened = False
             self._deadlines.pop(self, None)
+            raise
+        done.wait(min(timeout, threading.TIMEOUT_MAX))
         if not outcome:
             self.cut()
             raise self._timeout_error(f"The link could not be opened within {timeout:g} s.")

@@ -2,8 +2,9 @@
 
 The SDK never shows the bytes of a message. Some of its inner parts are used here and nowhere else: its encoder and its
 tracing, so that a parked message is the one that would have been sent, and the list of encoded messages inside a batch,
-so that parked bytes are sent by the SDK's own sender as they are. Its connections are reached into to cut them, to tend
-them, and to hear why a token was refused. `tests/sending/test_sdk.py` pins all of it.
+so that parked bytes are sent by the SDK's own sender as they are. Its connections are reached into to cut them (while
+TLS shakes hands, too), to tend them, and to hear why a token was refused. `tests/sending/test_sdk.py` pins all of it,
+`test_silent_tls.py` the handshake.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ PREMIUM_BATCH_LIMIT = 1024 * 1024
 
 #: How long an idle connection is listened to: as long as the SDK does, if nobody says otherwise.
 _TENDING_SECONDS = 0.2
+#: A peer that has not shaken hands by then is gone; whoever waits for less has cut the connection before.
+_HANDSHAKE_SECONDS = 60.0
 #: On a copy of a message: the caller's own object.
 _ORIGINAL = "_pairbus_original"
 _SECRET = re.compile(r"(?i)\b(sig|skn|SharedAccessKey|SharedAccessSignature|token)=[^&;\s'\"]+")
@@ -78,6 +81,7 @@ def sender_to(client: ServiceBusClient, path: str, socket_timeout: float | None 
     """A sender to a queue or topic, without the SDK's thread a connection that keeps it alive: see `tend`."""
     sender = client.get_queue_sender(path, keep_alive=None, socket_timeout=socket_timeout)
     keep_refusals(sender)
+    keep_cuttable(sender)
     return sender
 
 
@@ -135,6 +139,53 @@ def _token_answered(authenticator: Any, result: Any, status: Any, description: A
         authenticator._token_status_description = description
 
 
+def keep_cuttable(sender: Any) -> None:
+    """Keep a connection in reach of `shut` while TLS shakes hands, and leave no socket behind when it is not made.
+
+    Until the handshake has ended the SDK has nothing but a socket that is empty by then, and waits without a bound.
+    """
+    create = sender._create_handler
+
+    def create_handler(auth: Any) -> None:
+        create(auth)
+        handler = sender._handler
+        begin = handler.open
+        handler._ssl_opts = {"context": _Handshake(handler, handler._ssl_opts)}
+
+        def open_handler(connection: Any = None) -> None:
+            try:
+                begin(connection=connection)
+            except BaseException:
+                _hang_up(handler)  # what has not come to a session the SDK does not close
+                raise
+
+        handler.open = open_handler
+
+    sender._create_handler = create_handler
+
+
+class _Handshake:
+    """Stands where the SDK takes a TLS context: all that it does is to wrap a socket as the SDK would."""
+
+    def __init__(self, handler: Any, options: Mapping[str, Any]) -> None:
+        self._handler = handler
+        self._options = options
+
+    def wrap_socket(self, sock: socket.socket, **named: Any) -> Any:
+        transport = self._handler._connection._transport
+        wrapped = transport._wrap_socket_sni(sock, do_handshake_on_connect=False, **self._options, **named)
+        transport.sock = wrapped  # in reach of `shut`, and closed by the SDK if anything fails
+        wrapped.settimeout(_HANDSHAKE_SECONDS)
+        wrapped.do_handshake()
+        wrapped.settimeout(None)  # as the SDK has set it
+        return wrapped
+
+
+def _hang_up(handler: Any) -> None:
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        handler._connection._transport.close()
+
+
 def token_sender(namespace: Namespace, seconds: float) -> ServiceBusSender:
     """A sender whose token is for the whole namespace; for `put_token` only."""
     sender: Any = sender_to(service_bus_client(namespace, seconds), "any", socket_timeout=seconds)
@@ -188,7 +239,10 @@ def shut(sender: Any) -> None:
     """Cut a sender's connection from outside: whoever waits on it wakes up with an error."""
     handler = sender._handler
     with contextlib.suppress(AttributeError, OSError):
-        handler._connection._transport.sock.shutdown(socket.SHUT_RDWR)
+        sock = handler._connection._transport.sock
+        if sock is not None:
+            # Not TLS's own: it takes the encryption from under whoever uses it.
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 # --- messages ----------------------------------------------------------------------------------------------------
