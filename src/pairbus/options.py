@@ -56,7 +56,7 @@ class PairingOptions:
     syphon_retry_interval: Duration = 1.0
     #: How long one send to either namespace may take.
     send_timeout: Duration = 60.0
-    #: How long to wait before the second try when the service says that it is busy.
+    #: How long to wait before trying again when the service says that it is busy.
     server_busy_wait: Duration = 10.0
     #: `message`: a ping is a message that Service Bus takes and never delivers. `attach`: a link is opened and closed.
     ping: str = "message"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +19,16 @@ from azure.servicebus import ServiceBusMessage, exceptions
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 from azure.servicebus.exceptions import ServiceBusError
 
-from pairbus import Namespace, PairedNamespace, PairedSender, PairingOptions
+from pairbus import (
+    BacklogUnavailableError,
+    Namespace,
+    PairedNamespace,
+    PairedNamespaceClosedError,
+    PairedSender,
+    PairingOptions,
+)
 from pairbus.localbus import LocalBus
+from pairbus.sending import parking as parking_module
 from pairbus.sending.lanes import Lane
 from tests.localbus.process_fixtures import sas_token
 from tests.sending.conftest import Pair, wait_until
@@ -600,6 +610,107 @@ def test_a_busy_backlog_queue_is_waited_for_too(pair: Pair) -> None:
     assert pauses == [10.0]
     assert bus.status().queues[sender._queue].parked == 2
     assert all(each.in_rotation for each in bus.status().queues.values())
+
+
+def parking(pair: Pair, **options: Any) -> tuple[PairedNamespace, PairedSender]:
+    """A sender that parks, with an open link to a backlog queue."""
+    queue = pair.queue()
+    bus = pair.pairing(**options)
+    sender = bus.get_queue_sender(queue)
+    pair.declare_down(bus, queue)
+    sender.send_messages(ServiceBusMessage("first"), timeout=60)
+    return bus, sender
+
+
+def assert_rotation_whole(pair: Pair, bus: PairedNamespace) -> None:
+    assert all(each.in_rotation for each in bus.status().queues.values())
+    assert not pair.told("queue left rotation")
+
+
+def test_a_backlog_that_stays_busy_is_waited_for_as_long_as_there_is_time(pair: Pair) -> None:
+    """Throttled again after the first pause, and after the second: the message is parked once that has ended."""
+    bus, sender = parking(pair, server_busy_wait=3, send_timeout=60, backlog_queue_count=1)
+    pair.secondary.faults.busy(count=4)
+    pauses = noted_pauses(bus)
+    sender.send_messages(ServiceBusMessage("second"))
+    assert pauses == [3.0] * 4
+    assert pair.parked() == 2
+    assert_rotation_whole(pair, bus)
+
+
+def test_a_busy_backlog_queue_is_left_for_another_the_second_time(pair: Pair) -> None:
+    """One queue is throttled for long: its senders wait as asked, try it once more, and then another."""
+    bus, sender = parking(pair, send_timeout=60)
+    busy = sender._queue
+    assert busy is not None
+    pair.secondary.faults.busy(busy)
+    pauses = noted_pauses(bus)
+    sender.send_messages(ServiceBusMessage("second"))
+    assert pauses == [0.2, 0.2]
+    assert sender._queue != busy
+    assert sorted(pair.parked_by_queue().values()) == [1, 1]
+    assert_rotation_whole(pair, bus)
+
+
+@pytest.mark.parametrize(("wait", "waits"), [(500, 0), (100, 3)])
+def test_a_throttled_secondary_takes_no_queue_from_anybody(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, wait: int, waits: int
+) -> None:
+    """When no further pause fits into a call, it ends with its messages and the reason; whoever comes after the
+    throttling finds all queues as they were."""
+    bus, sender = parking(pair, server_busy_wait=wait)
+    throttling = pair.secondary.faults.busy()
+    given = [ServiceBusMessage("one"), ServiceBusMessage("two")]
+    pauses = noted_pauses(bus)
+    # The clock of the parking, for whom the pauses are over at once.
+    monkeypatch.setattr(parking_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + sum(pauses)))
+    with pytest.raises(BacklogUnavailableError) as caught:
+        sender.send_messages(given, timeout=350)
+    error = caught.value
+    assert pauses == [wait] * waits
+    assert error.messages == given
+    assert error.reasons
+    assert set(error.reasons) <= set(bus.status().queues)
+    assert all("busy" in why for why in error.reasons.values())
+    assert all(each in str(error) for each in error.reasons)
+    assert isinstance(error.__cause__, exceptions.ServiceBusServerBusyError)
+    assert_rotation_whole(pair, bus)
+    pair.secondary.faults.clear(throttling)
+    for each in (sender, bus.get_queue_sender(sender.entity_name)):
+        each.send_messages(ServiceBusMessage("after"), timeout=60)
+    assert pair.parked() == 3
+
+
+def test_busy_is_asked_again_with_pauses_also_where_the_first_is_none(pair: Pair) -> None:
+    """`server_busy_wait=0` is for the second try: after it a throttled service is not asked without end."""
+    bus, sender = parking(pair, server_busy_wait=0, send_timeout=60, backlog_queue_count=1)
+    pair.secondary.faults.busy(count=3)
+    pauses = noted_pauses(bus)
+    sender.send_messages(ServiceBusMessage("second"))
+    assert pauses == [0.0, 0.2, 0.2]
+
+
+def test_closing_ends_the_wait_for_a_busy_backlog(pair: Pair) -> None:
+    """However long the pause would be: close() returns in time, and the send raises with its message."""
+    bus, sender = parking(pair, server_busy_wait=500, send_timeout=1000)
+    pair.secondary.faults.busy(count=1)
+    message = ServiceBusMessage("x")
+    caught: list[Any] = []
+
+    def send() -> None:
+        try:
+            sender.send_messages(message)
+        except Exception as error:
+            caught.append(error)
+
+    sending = threading.Thread(target=send, daemon=True)
+    sending.start()
+    wait_until(lambda: not pair.secondary.faults.list(), why="the queue was not asked")
+    bus.close()
+    sending.join(60)
+    assert not sending.is_alive()
+    assert isinstance(caught[0], PairedNamespaceClosedError)
+    assert caught[0].messages == [message]  # type: ignore[attr-defined]
 
 
 def test_a_busy_failed_over_entity_stays_failed_over(pair: Pair) -> None:

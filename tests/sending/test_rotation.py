@@ -45,7 +45,6 @@ REFUSALS: dict[str, Callable[[Pair, str], Any]] = {
     "disabled": lambda pair, path: change(pair, path, status=EntityStatus.DISABLED),
     "sending disabled": lambda pair, path: change(pair, path, status=EntityStatus.SEND_DISABLED),
     "full": lambda pair, path: pair.secondary.faults.quota_exceeded(path),
-    "busy": lambda pair, path: pair.secondary.faults.busy(path),
     "unauthorised": lambda pair, path: pair.secondary.faults.unavailable(
         path, condition="amqp:unauthorized-access"
     ),

@@ -9,9 +9,10 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
@@ -46,6 +47,8 @@ from .status import Operations, QueueStatus
 _SHARE = 0.5
 _LEAST_SECONDS = 2.0
 _SHORTEST_SECONDS = 0.001
+#: Who waits for a throttled queue again and again asks no more often than that, however short `server_busy_wait` is.
+_LEAST_WAIT_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,22 +223,26 @@ class Backlog:
         refusing: set[str] = set()
         refused: Exception | None = None
         most = len(parcel.parked)
-        waited = False
+        #: The queues that are throttled, and what they have said: none of them leaves the rotation for it.
+        busy: dict[str, Exception] = {}
+        waits = 0
         while parcel.done < len(parcel.parked) and not stop() and not self._closing.is_set():
             now = time.monotonic()
             with self._lock:
-                queue = self._rotation.pick(current, now, tried | refusing)
+                queue = self._rotation.pick(current, now, tried | refusing | (busy.keys() - {current}))
+                queue = queue or self._rotation.pick(None, now, tried | refusing)
                 others = self._rotation.left(now, tried | refusing) > 1
             if queue is None and refused is not None:
                 raise refused
             if queue is None or now >= deadline:
-                raise self.unavailable(parcel.rest)
+                raise self.unavailable(parcel.rest, busy)
             part = parcel.part(self._limit(queue), most)
             patience = max((deadline - now) * _SHARE, min(_LEAST_SECONDS, deadline - now)) if others else deadline - now
             error = self._send(queue, part, patience)
             if error is None:
                 parcel.done += len(part)
                 current = queue
+                busy.clear()
                 refused = None  # it was about a message that is parked by now
                 refusing.clear()
                 continue
@@ -252,9 +259,14 @@ class Backlog:
                 refusing.add(queue)
                 refused = error
                 continue
-            if means(error) is Meaning.BUSY and not waited and now + self._busy_wait < deadline:
-                waited = True
-                self._closing.wait(self._busy_wait)
+            if means(error) is Meaning.BUSY:
+                current = None if queue in busy else queue  # the same once more, then another
+                busy[queue] = error
+                wait = max(self._busy_wait, _LEAST_WAIT_SECONDS) if waits else self._busy_wait
+                waits += 1
+                if time.monotonic() + wait >= deadline:
+                    raise self.unavailable(parcel.rest, busy)
+                self._closing.wait(wait)
                 continue
             tried.add(queue)
             if patience >= _LEAST_SECONDS or not is_timeout(error):  # too little time says nothing about the queue
@@ -302,18 +314,24 @@ class Backlog:
         if news:
             self._tell(events.QUEUE_LEFT, queue=queue, error=describe(error))
 
-    def unavailable(self, messages: list[Any]) -> BacklogUnavailableError:
+    def unavailable(
+        self, messages: list[Any], busy: Mapping[str, Exception] = MappingProxyType({})
+    ) -> BacklogUnavailableError:
         with self._lock:
-            reasons = self._rotation.reasons()
+            left = self._rotation.reasons()
+        throttled = {queue: f"it is busy: {describe(error)}" for queue, error in busy.items()}
+        reasons = throttled | {queue: why for queue, why in left.items() if queue not in busy}
         said = "; ".join(f"{queue}: {why}" for queue, why in list(reasons.items())[:3])
         if len(reasons) > 3:
             said += f"; and {len(reasons) - 3} more, see `reasons`"
-        return BacklogUnavailableError(
+        found = BacklogUnavailableError(
             f"{len(messages)} message(s) were not accepted anywhere: the primary is failed over and no backlog queue "
             f"took them ({said or 'none answered in time'}). They are in the error's `messages`.",
             messages,
             reasons,
         )
+        found.__cause__ = next(reversed(list(busy.values())), None)
+        return found
 
     def _too_large(self, parcel: Parcel, queue: str, error: Exception) -> NotParkableError:
         found = parcel.check(parcel.done, self._limit(queue))
