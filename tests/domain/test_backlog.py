@@ -9,11 +9,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from azure.servicebus.management import ServiceBusAdministrationClient
+from azure.servicebus.management import EntityStatus, ServiceBusAdministrationClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pairbus.domain.backlog import FOREVER, PROPERTIES, Rotation, differences, namespace_name, queue_path
+from pairbus.domain.backlog import FOREVER, PROPERTIES, Rotation, differences, namespace_name, queue_path, unusable
 from pairbus.localbus import LocalBus
 
 # --- names -------------------------------------------------------------------------------------------------------
@@ -157,8 +157,30 @@ def test_differences_are_told_property_by_property(missing: set[str]) -> None:
 
 
 def test_other_properties_are_no_difference() -> None:
-    """Everything else keeps the service's default, whatever that is."""
-    assert differences({**PROPERTIES, "requires_session": True, "user_metadata": "ours"}) == {}
+    """Everything else keeps the service's default, whatever that is; what makes a queue unusable is told as that."""
+    assert differences({**PROPERTIES, "enable_partitioning": True, "user_metadata": "ours"}) == {}
+    assert differences({**PROPERTIES, "requires_session": True, "status": "Active"}) == {}
+
+
+@pytest.mark.parametrize("status", ["Disabled", "SendDisabled", "ReceiveDisabled", EntityStatus.DISABLED])
+def test_a_queue_that_is_not_active_differs(status: str) -> None:
+    """Somebody has switched it off, and may switch it on again: it is told like a property, and used."""
+    assert differences({**PROPERTIES, "status": status}) == {"status": (status, "Active")}
+    assert unusable({**PROPERTIES, "status": status}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("requires_duplicate_detection", True), ("requires_session", True), ("forward_to", "sb://x/elsewhere")],
+)
+def test_what_would_lose_parked_messages_makes_a_queue_unusable(name: str, value: Any) -> None:
+    """The reason names the property, its value and what would be right; without it nothing is wrong."""
+    why = unusable({**PROPERTIES, name: value})
+    assert why is not None
+    assert f"its {name} is {value!r} and must " in why
+    for harmless in (None, False, ""):
+        assert unusable({**PROPERTIES, name: harmless}) is None
+    assert unusable(PROPERTIES) is None
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
@@ -15,9 +16,10 @@ import pytest
 from azure.core.exceptions import ClientAuthenticationError, ServiceRequestError
 from azure.core.pipeline.transport import RequestsTransport
 from azure.servicebus import ServiceBusMessage
+from azure.servicebus.management import EntityStatus
 
 from pairbus import Namespace, PairingError, ProvisioningError
-from pairbus.domain.backlog import queue_path
+from pairbus.domain.backlog import PROPERTIES, queue_path
 from pairbus.sending import pairing as pairing_module
 from tests.localbus.process_fixtures import Command, key_of, with_key
 from tests.sending.conftest import SLACK, Pair, pairbus_threads, wait_until
@@ -158,6 +160,72 @@ def test_a_queue_with_other_properties_is_used_as_it_is_and_reported_one_by_one(
     assert {method for method, _ in calls.seen} == {"GET"}, "nothing of it may be written"
     for name in ("lock_duration", "max_delivery_count", "dead_lettering_on_message_expiration"):
         assert getattr(after, name) == getattr(before, name)
+
+
+UNUSABLE: dict[str, Any] = {
+    "requires_duplicate_detection": True,
+    "requires_session": True,
+    "forward_to": "elsewhere",
+}
+
+
+@pytest.fixture
+def elsewhere(pair: Pair) -> str:
+    """A queue of the secondary that another forwards to."""
+    name = f"elsewhere-{pair.name}"
+    with pair.admin(pair.secondary) as admin:
+        admin.create_queue(name)
+    return name
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_a_queue_that_would_lose_what_is_parked_is_left_out_visibly(pair: Pair, elsewhere: str, name: str) -> None:
+    """Duplicate detection, sessions, forwarding: status and an event name the property, no sender parks there, and
+    nothing about the queue is changed."""
+    path = queue_path(pair.name, 0)
+    value = elsewhere if name == "forward_to" else UNUSABLE[name]
+    with pair.admin(pair.secondary) as admin:
+        admin.create_queue(path, **PROPERTIES, **{name: value})
+    bus = pair.pairing(backlog_queue_count=2)
+    status = bus.status()
+    assert (bus.backlog_queue_count, list(status.queues)) == (1, [queue_path(pair.name, 1)])
+    assert name in status.missing[path]
+    assert "must " in status.missing[path]
+    (event,) = wait_until(lambda: pair.told("queue missing"))
+    assert (event.queue, event.details["error"]) == (path, status.missing[path])
+    queues = [pair.queue() for _ in range(2)]
+    for queue in queues:  # two entities, one id: both are there
+        sender = bus.get_queue_sender(queue)
+        pair.declare_down(bus, queue)
+        sender.send_messages(ServiceBusMessage("x", message_id="order-1"), timeout=60)
+    assert pair.parked_by_queue() == {path: 0, queue_path(pair.name, 1): 2}
+    with pair.admin(pair.secondary) as admin:
+        found = getattr(admin.get_queue(path), name)
+    assert found is True or elsewhere in found
+
+
+def test_when_all_queues_would_lose_what_is_parked_no_pairing_is_made(pair: Pair) -> None:
+    """It is an error that names each queue and its property."""
+    with pair.admin(pair.secondary) as admin:
+        for index in range(2):
+            admin.create_queue(queue_path(pair.name, index), requires_duplicate_detection=True)
+    with pytest.raises(ProvisioningError, match="requires_duplicate_detection is True and must be False") as raised:
+        pair.pairing(backlog_queue_count=2)
+    assert len(raised.value.reasons) == 2
+
+
+def test_a_queue_that_is_switched_off_is_reported(pair: Pair) -> None:
+    """It differs in its status; like any queue that differs it is used, and a send finds out that it refuses."""
+    path = queue_path(pair.name, 0)
+    with pair.admin(pair.secondary) as admin:
+        found = admin.create_queue(path, **PROPERTIES)
+        found.status = EntityStatus.SEND_DISABLED
+        admin.update_queue(found)
+    bus = pair.pairing(backlog_queue_count=2)
+    assert bus.status().queues[path].differences == {"status": ("SendDisabled", "Active")}
+    assert json.loads(json.dumps(bus.status().as_dict()))["queues"][path]["differences"]["status"][0] == "SendDisabled"
+    (event,) = wait_until(lambda: pair.told("queue differs"))
+    assert event.queue == path
 
 
 def test_an_extra_queue_stays_and_is_not_used(pair: Pair, calls: Calls) -> None:

@@ -27,6 +27,17 @@ PROPERTIES: Mapping[str, Any] = MappingProxyType(
     }
 )
 
+#: What a queue must not have to be one of a backlog, and what would become of parked messages.
+_MUST_NOT: Mapping[str, str] = MappingProxyType(
+    {
+        # Ids are unique for each entity that is sent to, and a backlog queue holds messages for many of them.
+        "requires_duplicate_detection": "must be False: the queue would drop a message that has the id of another's",
+        "requires_session": "must be False: the queue would refuse parked messages, which have no session",
+        "forward_to": "must not be set: the queue would pass on what is parked in it, and no syphon would find it",
+    }
+)
+_ACTIVE = "Active"
+
 
 def namespace_name(host: str) -> str | None:
     """The first label of a namespace's host name; nothing for an address or `localhost`, which name no namespace."""
@@ -61,12 +72,23 @@ def told_queues(indexes: Sequence[int]) -> str:
 
 
 def differences(found: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Where a queue is not as pairbus makes them: property → (what it is, what it would be)."""
-    return {
+    """Where a queue is not as pairbus makes them: property → (what it is, what it would be). Its status too, if that
+    is told."""
+    told = {
         name: (found.get(name), wanted)
         for name, wanted in PROPERTIES.items()
         if not _same(found.get(name), wanted)
     }  # fmt: skip
+    status = found.get("status") or _ACTIVE
+    return told if status == _ACTIVE else {**told, "status": (status, _ACTIVE)}
+
+
+def unusable(found: Mapping[str, Any]) -> str | None:
+    """Why a queue cannot be used as a backlog, whatever else it is like: the property, and what would be right."""
+    for name, why in _MUST_NOT.items():
+        if found.get(name):
+            return f"its {name} is {found[name]!r} and {why}"
+    return None
 
 
 def _same(found: Any, wanted: Any) -> bool:

@@ -1,4 +1,5 @@
-"""Backlog queues of the secondary: looked for, made where they are missing, reported where they differ.
+"""Backlog queues of the secondary: looked for, made where they are missing, reported where they differ, left out where
+they would lose what is parked in them.
 
 Nothing is ever deleted or changed. Queues are looked after side by side, each worker with a client of its own.
 """
@@ -24,7 +25,7 @@ from azure.core.exceptions import (
 from azure.servicebus.management import QueueProperties, ServiceBusAdministrationClient
 
 from ..administration import administration_client
-from ..domain.backlog import PROPERTIES, differences, queue_path
+from ..domain.backlog import PROPERTIES, differences, queue_path, unusable
 from ..errors import PairingError, ProvisioningError
 from ..options import Namespace
 from .sdk import PREMIUM_BATCH_LIMIT, STANDARD_LIMIT, describe
@@ -129,8 +130,8 @@ def provision(
 
 def _provide(
     client: ServiceBusAdministrationClient, path: str, operations: Operations, deadline: float
-) -> BacklogQueue:
-    """One queue: look first, make it if it is missing, three tries."""
+) -> BacklogQueue | Exception:
+    """One queue: look first, make it if it is missing, three tries. One that cannot be used is an error."""
     for attempt in range(_TRIES):
         try:
             found = _look(client, path, operations)
@@ -166,11 +167,13 @@ def _look(client: ServiceBusAdministrationClient, path: str, operations: Operati
         raise ResourceExistsError(f"{path} exists and is not a queue") from None
 
 
-def _report(path: str, found: QueueProperties, *, made: bool) -> BacklogQueue:
-    values = {name: getattr(found, name, None) for name in PROPERTIES}
+def _report(path: str, found: QueueProperties, *, made: bool) -> BacklogQueue | Exception:
+    told = vars(found)
+    if (why := unusable(told)) is not None:
+        return ResourceExistsError(f"{path} exists and cannot be a backlog queue: {why}")
     kilobytes = getattr(found, "max_message_size_in_kilobytes", None)
     limit = min(kilobytes * 1024, PREMIUM_BATCH_LIMIT) if kilobytes else STANDARD_LIMIT
-    return BacklogQueue(path, made, {} if made else differences(values), limit)
+    return BacklogQueue(path, made, {} if made else differences(told), limit)
 
 
 def _is_unauthorised(error: Exception) -> bool:
