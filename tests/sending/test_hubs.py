@@ -53,7 +53,7 @@ from pairbus.domain.sections import split
 from pairbus.domain.values import decode
 from pairbus.localbus import LocalBus
 from pairbus.sending import eventhub_sdk
-from pairbus.sending.sdk import keep_refusals
+from pairbus.sending.sdk import mend
 from tests.localbus.raw_client import RawClient, sas_token
 from tests.sending.conftest import IMPATIENT, SLACK, Pair, pairbus_threads, wait_until
 from tests.sending.ledger import peek
@@ -1014,7 +1014,7 @@ def test_the_parts_of_azure_eventhub_that_are_used_are_there(hubs: Hubs) -> None
     assert sender.create_message_batch().max_size_in_bytes == 1024 * 1024
     assert producer._handler._keep_alive_thread is None
     sender.close()
-    assert producer._create_handler.__module__ == keep_refusals.__module__
+    assert producer._create_handler.__module__ == mend.__module__
     batch: Any = EventDataBatch(partition_key="k")
     batch.add(event("x"))
     assert batch._message[5] == [bytearray(eventhub_sdk.whole_batch(batch).encoded()[0])]

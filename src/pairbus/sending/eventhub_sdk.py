@@ -42,7 +42,7 @@ from azure.eventhub.exceptions import (
 from ..bounded_credential import bounded
 from ..domain.cost import operations_of
 from ..options import Namespace
-from .sdk import Prepared, keep_cuttable, keep_refusals, port_of
+from .sdk import Prepared, mend, port_of
 
 #: What a credential is asked to give a token for.
 TOKEN_SCOPE = JWT_TOKEN_SCOPE
@@ -77,8 +77,7 @@ class HubSender:
             options |= {"custom_endpoint_address": f"sb://{namespace.host}", "transport_type": TransportType.Amqp}
         self._client: Any = EventHubProducerClient(namespace.host, hub, bounded(namespace.credential), **options)
         self._producer: Any = self._client._create_producer(partition_id)
-        keep_refusals(self._producer)
-        keep_cuttable(self._producer)
+        mend(self._producer)
 
     @property
     def _handler(self) -> Any:

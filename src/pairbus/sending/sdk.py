@@ -80,8 +80,7 @@ def port_of(host: str) -> str | None:
 def sender_to(client: ServiceBusClient, path: str, socket_timeout: float | None = None) -> ServiceBusSender:
     """A sender to a queue or topic, without the SDK's thread a connection that keeps it alive: see `tend`."""
     sender = client.get_queue_sender(path, keep_alive=None, socket_timeout=socket_timeout)
-    keep_refusals(sender)
-    keep_cuttable(sender)
+    mend(sender)
     return sender
 
 
@@ -109,10 +108,12 @@ def raw_sender_to(client: ServiceBusClient, path: str) -> ServiceBusSender:
     return found
 
 
-def keep_refusals(sender: Any) -> None:
-    """Keep the status with which a token is refused: the SDK drops it when a condition comes along with it.
+def mend(sender: Any) -> None:
+    """Mend two things about whatever connection a sender makes.
 
-    Without it nothing tells an entity that does not exist from a service that is out of order.
+    The status with which a token is refused is kept, which the SDK drops when a condition comes along with it: without
+    it nothing tells an entity that does not exist from a service that is out of order. And a connection is in reach of
+    `shut` also while TLS shakes hands, when the SDK has nothing but a socket that is empty by then, and no bound.
     """
     create = sender._create_handler
 
@@ -120,9 +121,15 @@ def keep_refusals(sender: Any) -> None:
         create(auth)
         handler = sender._handler
         begin = handler.open
+        handler._ssl_opts = {"context": _Handshake(handler, handler._ssl_opts)}
 
         def open_handler(connection: Any = None) -> None:
-            begin(connection=connection)
+            try:
+                begin(connection=connection)
+            except BaseException:
+                with contextlib.suppress(AttributeError, OSError, ValueError):
+                    handler._connection._transport.close()  # what has not come to a session the SDK leaves open
+                raise
             authenticator = handler._cbs_authenticator
             if authenticator is not None:
                 authenticator._on_execute_operation_complete = partial(_token_answered, authenticator)
@@ -137,31 +144,6 @@ def _token_answered(authenticator: Any, result: Any, status: Any, description: A
     if authenticator._token_status_code is None:
         authenticator._token_status_code = status
         authenticator._token_status_description = description
-
-
-def keep_cuttable(sender: Any) -> None:
-    """Keep a connection in reach of `shut` while TLS shakes hands, and leave no socket behind when it is not made.
-
-    Until the handshake has ended the SDK has nothing but a socket that is empty by then, and waits without a bound.
-    """
-    create = sender._create_handler
-
-    def create_handler(auth: Any) -> None:
-        create(auth)
-        handler = sender._handler
-        begin = handler.open
-        handler._ssl_opts = {"context": _Handshake(handler, handler._ssl_opts)}
-
-        def open_handler(connection: Any = None) -> None:
-            try:
-                begin(connection=connection)
-            except BaseException:
-                _hang_up(handler)  # what has not come to a session the SDK does not close
-                raise
-
-        handler.open = open_handler
-
-    sender._create_handler = create_handler
 
 
 class _Handshake:
@@ -179,11 +161,6 @@ class _Handshake:
         wrapped.do_handshake()
         wrapped.settimeout(None)  # as the SDK has set it
         return wrapped
-
-
-def _hang_up(handler: Any) -> None:
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        handler._connection._transport.close()
 
 
 def token_sender(namespace: Namespace, seconds: float) -> ServiceBusSender:
