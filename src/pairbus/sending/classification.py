@@ -131,6 +131,9 @@ _HUB_ERRORS = "azure.eventhub.exceptions"
 #: Why a credential could not even be asked for.
 _NETWORK = (core.ServiceRequestError, core.ServiceResponseError, ConnectionError, TimeoutError)
 
+#: This process is short of something, threads or memory: that says nothing about an entity.
+_SHORTAGES = (RuntimeError, MemoryError)
+
 #: Statuses of a refused token: the service was asked and has answered.
 _REFUSALS = range(400, 500)
 _UNAUTHORISED = 401
@@ -160,8 +163,7 @@ def means(error: BaseException) -> Meaning:
         return CONDITIONS[condition]
     if condition is not None:
         return _OUTAGE  # a condition of the service that we do not know: its error, not the caller's
-    generic = type(error) is sdk.ServiceBusError or _hub_class(type(error)) == "EventHubError"
-    if generic and isinstance(inner, Exception):
+    if _is_generic(error) and isinstance(inner, Exception):
         return means(inner)
     if isinstance(error, core.ClientAuthenticationError) and _is_unasked(error):
         return _OUTAGE
@@ -179,12 +181,35 @@ def at_opening(error: BaseException) -> BaseException:
     What the SDK cannot name, such as an answer that is no AMQP by a proxy whose service is down, is an outage. A
     credential that is refused is none, though the SDK has no name for it either.
     """
-    generic = type(error) is sdk.ServiceBusError or _hub_class(type(error)) == "EventHubError"
-    if generic and condition_of(error) is None and status_of(error) is None and not has_no_credential(error):
+    if _says_nothing(error) and not has_no_credential(error):
         unnamed = sdk.ServiceBusConnectionError(message=str(error), error=inner_of(error) or error)
         unnamed.__cause__ = error
         return unnamed
     return error
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether this process is short of something, which says nothing about where it was going."""
+    return isinstance(error, _SHORTAGES)
+
+
+def is_unnamed(error: BaseException) -> bool:
+    """Whether an SDK has stumbled over something that is neither its own nor the network's, in a send.
+
+    That is a message that cannot be encoded, or else an answer that is no AMQP: only the message can tell which.
+    """
+    inner = inner_of(error)
+    if not _says_nothing(error) or not isinstance(inner, Exception) or isinstance(inner, (OSError, *_SHORTAGES)):
+        return False
+    return not any(each.__module__.startswith("azure.") for each in type(inner).__mro__)
+
+
+def _says_nothing(error: BaseException) -> bool:
+    return _is_generic(error) and condition_of(error) is None and status_of(error) is None
+
+
+def _is_generic(error: BaseException) -> bool:
+    return type(error) is sdk.ServiceBusError or _hub_class(type(error)) == "EventHubError"
 
 
 def has_no_credential(error: BaseException) -> bool:

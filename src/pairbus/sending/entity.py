@@ -15,13 +15,11 @@ from ..domain.cost import operations_of
 from ..domain.health import Health, State
 from ..options import PairingOptions
 from . import events
-from .classification import Meaning, means
+from .classification import Meaning, is_shortage, is_unnamed, means
 from .lanes import Lane, Lanes
 from .sdk import describe
 from .status import EntityStatus, Operations
 
-#: This process is short of something: that stops a ping, and says nothing about the entity.
-_OURS = (RuntimeError, MemoryError)
 #: What is to be told: the kind of event, and when and how the error was that it came from.
 _News = tuple[()] | tuple[str, tuple[datetime, str | None] | None]
 PING_CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
@@ -159,7 +157,7 @@ class Entity:
                 self._last_ping = datetime.now(timezone.utc), None if error is None else describe(error)
                 if error is None:
                     news = self._change(self.health.ping_answered(now))
-                elif means(error) is Meaning.CONFIGURATION and not isinstance(error, _OURS):
+                elif means(error) is Meaning.CONFIGURATION and not is_unnamed(error) and not is_shortage(error):
                     self.refusal = error
                     news = self._change(self.health.ping_refused(now))
                 else:

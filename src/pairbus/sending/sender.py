@@ -16,7 +16,7 @@ from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 
 from ..domain.health import State
 from ..errors import NotSupportedError
-from .classification import Meaning, condition_of, is_timeout, may_be_stale, means
+from .classification import Meaning, condition_of, is_timeout, is_unnamed, may_be_stale, means
 from .parking import Parcel, Parkable, examine
 from .sdk import (
     STANDARD_LIMIT,
@@ -206,6 +206,8 @@ class PairedSender:
                     lanes.give(lane)
                     return _Primary.ACCEPTED
             meaning = means(error)
+            if is_unnamed(error) and self._encodes(message):
+                meaning = Meaning.OUTAGE  # an answer that is no AMQP
             if meaning is Meaning.CONFIGURATION and not may_be_stale(error):
                 lanes.put_back(lane)
                 raise error
@@ -242,6 +244,13 @@ class PairedSender:
         if tried is not None:
             lanes.drop(tried[0])  # like all that were idle when another thread failed the entity over
         return _Primary.AWAY
+
+    def _encodes(self, message: Any) -> bool:
+        try:
+            encoded_members(message)
+        except Exception:
+            return False
+        return True
 
     def _prove(self, message: Any, error: Exception) -> None:
         """A failure counts only if the message can be encoded: the SDK reports what it cannot encode like an outage."""
