@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import logging
 import ssl
@@ -24,6 +25,7 @@ from pairbus.sending.classification import (
     at_opening,
     condition_of,
     has_no_credential,
+    is_shortage,
     means,
     status_of,
 )
@@ -228,6 +230,18 @@ def test_an_error_without_a_name_means_what_is_inside(inside: Exception, meaning
     assert means(wrapped) is meaning
     assert means(sdk.ServiceBusError("Handler failed", error=wrapped)) is meaning
     assert means(inside) is meaning
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS])
+def test_a_want_of_this_process_is_no_outage(number: int) -> None:
+    """Wherever it is: bare, or behind the SDK's errors as inner one or cause; other numbers are the network's."""
+    for each, meaning in ((number, CONFIGURATION), (errno.ECONNRESET, OUTAGE)):
+        bare = OSError(each, "text")
+        raised = amqp.AMQPConnectionError(amqp.ErrorCondition.SocketError, description="text")
+        raised.__cause__ = bare
+        for error in (bare, raised, translated(bare), translated(raised), at_opening(translated(bare))):
+            assert means(error) is meaning
+            assert is_shortage(error) is (meaning is CONFIGURATION)
 
 
 def test_what_is_unknown_is_no_outage() -> None:

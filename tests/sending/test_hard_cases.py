@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import logging
+import os
+import re
+import socket
 import socketserver
 import threading
 import time
@@ -15,7 +19,7 @@ from typing import Any
 import pytest
 from azure.core.exceptions import HttpResponseError, ServiceRequestError
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSender
-from azure.servicebus.exceptions import ServiceBusAuthenticationError
+from azure.servicebus.exceptions import ServiceBusAuthenticationError, ServiceBusError
 
 from pairbus import (
     BacklogUnavailableError,
@@ -458,6 +462,68 @@ def test_a_ping_that_this_process_could_not_make_says_nothing(
         assert state(bus, queue) == "failed over"
     wait_until(lambda: state(bus, queue) == "available")
     assert not pair.told("entity unusable")
+
+
+@contextmanager
+def out_of(number: int) -> Iterator[None]:
+    """No socket can be had in this process."""
+
+    def refuse(*args: Any, **named: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(socket, "create_connection", refuse)
+        yield
+
+
+NUMBERS = pytest.mark.parametrize(
+    "number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS], ids=errno.errorcode.__getitem__
+)
+
+
+@NUMBERS
+def test_without_a_socket_to_be_had_nothing_fails_over(pair: Pair, number: int) -> None:
+    """No file descriptors or no memory: the error and the messages are the caller's, a ping says nothing, and an open
+    link is used as ever."""
+    queue = pair.queue()
+    bus = pair.pairing(ping_primary_interval=1)
+    sender = bus.get_queue_sender(queue)
+    message = ServiceBusMessage("unsent")
+    with out_of(number):
+        with pytest.raises(ServiceBusError, match=re.escape(os.strerror(number))) as raised:
+            sender.send_messages(message)
+        assert raised.value.messages == [message]  # type: ignore[attr-defined]
+        with pytest.raises(ServiceBusError):
+            sender.__enter__()
+        assert (state(bus, queue), bus.status().entities[queue].last_error) == ("available", None)
+    sender = bus.get_queue_sender(queue)
+    sender.send_messages(ServiceBusMessage("1"))
+    with out_of(number):
+        sender.send_messages(ServiceBusMessage("2"))
+        pair.declare_down(bus, queue)
+        wait_until(lambda: pair.told("ping failed"))
+        assert state(bus, queue) == "failed over"
+    wait_until(lambda: state(bus, queue) == "available")
+    assert not pair.told("entity unusable")
+    assert (pair.bodies(queue), pair.parked()) == (["1", "2"], 0)
+
+
+@NUMBERS
+def test_without_a_socket_to_be_had_no_queue_leaves_the_rotation(pair: Pair, number: int) -> None:
+    """The first queue says nothing about itself, and no other would do better: the error is raised as it is."""
+    queue = pair.queue()
+    bus = pair.pairing(backlog_queue_count=3)
+    sender = bus.get_queue_sender(queue)
+    pair.declare_down(bus, queue)
+    given = [ServiceBusMessage("unsent"), ServiceBusMessage("nor this")]
+    with out_of(number), pytest.raises(ServiceBusError, match=re.escape(os.strerror(number))) as raised:
+        sender.send_messages(given)
+    assert not isinstance(raised.value, BacklogUnavailableError)
+    assert raised.value.messages == given  # type: ignore[attr-defined]
+    assert all(found.in_rotation for found in bus.status().queues.values())
+    assert not pair.told("queue left rotation")
+    sender.send_messages(ServiceBusMessage("parked"), timeout=60)
+    assert pair.parked_bodies() == ["parked"]
 
 
 def test_a_lane_that_was_cut_is_not_used_again(pair: Pair) -> None:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from enum import Enum
 from typing import Any
@@ -131,8 +132,9 @@ _HUB_ERRORS = "azure.eventhub.exceptions"
 #: Why a credential could not even be asked for.
 _NETWORK = (core.ServiceRequestError, core.ServiceResponseError, ConnectionError, TimeoutError)
 
-#: This process is short of something, threads or memory: that says nothing about an entity.
+#: This process is short of threads or memory, or by these numbers of files or sockets.
 _SHORTAGES = (RuntimeError, MemoryError)
+_SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 
 #: Statuses of a refused token: the service was asked and has answered.
 _REFUSALS = range(400, 500)
@@ -148,6 +150,8 @@ def means(error: BaseException) -> Meaning:
     A generic error with something else inside ("Handler failed: …") means what is inside; something unknown is no
     outage, since parking would hide a mistake in the program.
     """
+    if is_shortage(error):
+        return _CONFIGURATION
     inner = inner_of(error)
     status = status_of(error)
     if status is not None and status in _REFUSALS:
@@ -189,8 +193,11 @@ def at_opening(error: BaseException) -> BaseException:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether this process is short of something, which says nothing about where it was going."""
-    return isinstance(error, _SHORTAGES)
+    """Whether this process is short of something: threads, memory, files, sockets. That says nothing about an entity
+    or a backlog queue."""
+    if isinstance(error, _SHORTAGES):
+        return True
+    return any(isinstance(each, OSError) and each.errno in _SHORT_OF for each in _behind(error))
 
 
 def is_unnamed(error: BaseException) -> bool:

@@ -25,7 +25,7 @@ from ..domain.refusal import OF_THE_MESSAGE
 from ..errors import BacklogUnavailableError, NotParkableError
 from ..options import PairingOptions
 from . import events
-from .classification import Meaning, condition_of, is_timeout, means
+from .classification import Meaning, condition_of, is_shortage, is_timeout, means
 from .lanes import Guard, Lane, Lanes
 from .provisioning import Provisioned
 from .sdk import (
@@ -255,6 +255,8 @@ class Backlog:
                     refusing.add(queue)
                     refused = self._too_large(parcel, queue, error)
                 continue
+            if is_shortage(error):
+                raise error  # of this process: no queue is to blame, and no other would do better
             if _blames_the_message(error):
                 refusing.add(queue)
                 refused = error
