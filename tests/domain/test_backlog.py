@@ -323,6 +323,19 @@ def test_by_itself_a_rotation_picks_at_random() -> None:
     assert len({rotation.pick(None, 0.0) for _ in range(200)}) > 1
 
 
+def test_a_program_that_seeds_the_generator_does_not_choose_the_queue() -> None:
+    """`random.seed(42)` in all clients: they spread over the queues all the same."""
+    rotation = Rotation(QUEUES, AWAY)
+    before, picks = random.getstate(), set()
+    try:
+        for _ in range(200):
+            random.seed(42)
+            picks.add(rotation.pick(None, 0.0))
+    finally:
+        random.setstate(before)
+    assert len(picks) > 1
+
+
 def test_the_senders_of_a_queue_that_left_spread_again() -> None:
     """They do not all go on to the next one, which would be the next to break."""
     rotation = Rotation(QUEUES, AWAY, random.Random(2026).choice)

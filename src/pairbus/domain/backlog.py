@@ -97,6 +97,10 @@ def _same(found: Any, wanted: Any) -> bool:
     return bool(found == wanted)
 
 
+#: Not the generator that programs seed: all that do it with the same number would pick the same queue.
+_CHANCE = random.SystemRandom()
+
+
 @dataclass(frozen=True, slots=True)
 class Absence:
     """A queue that has left the rotation: until when, and why."""
@@ -112,7 +116,7 @@ class Rotation:
     """
 
     def __init__(
-        self, queues: Sequence[str], away_for: float, choose: Callable[[Sequence[str]], str] = random.choice
+        self, queues: Sequence[str], away_for: float, choose: Callable[[Sequence[str]], str] = _CHANCE.choice
     ) -> None:
         if not queues:
             raise ValueError("a rotation needs at least one queue")
