@@ -314,6 +314,7 @@ def test_use_after_a_fork_is_refused_and_harms_nobody(pair: Pair, tmp_path: Path
         textwrap.dedent(
             """
             import os, sys, time
+            from functools import partial
             from azure.servicebus import ServiceBusMessage
             from pairbus import Namespace, PairingError, PairingOptions, pair_namespaces
 
@@ -326,8 +327,11 @@ def test_use_after_a_fork_is_refused_and_harms_nobody(pair: Pair, tmp_path: Path
             sender = bus.get_queue_sender(queue).__enter__()
             sender.send_messages(ServiceBusMessage("before"))
             (lane,) = sender._entity.lanes._idle
+            bus._lock.acquire()  # as another thread may hold it at a fork: nobody waits for it there
             child = os.fork()
-            if child == 0:
+            if child:
+                bus._lock.release()
+            else:
                 said = []
                 try:
                     with bus:
@@ -343,15 +347,24 @@ def test_use_after_a_fork_is_refused_and_harms_nobody(pair: Pair, tmp_path: Path
                     sender.send_messages(ServiceBusMessage("child"))
                 except PairingError as error:
                     said.append(str(error))
+                for use in (bus.status, *(partial(half.fault, OSError()) for half in (bus.primary, bus.secondary))):
+                    try:
+                        use()
+                    except PairingError as error:
+                        said.append(str(error))
                 sender.close()
+                bus.primary.close()
+                bus.secondary.close()
                 bus.close()
                 bus.__exit__(None, None, None)
-                assert len(said) == 3 and len(set(said)) == 1, said
+                assert len(said) == 6 and len(set(said)) == 1, said
+                assert bus.ended is None and not bus.closing.is_set() and not bus.primary.closed
                 print(said[0], flush=True)
                 os._exit(0)
             assert os.waitpid(child, 0)[1] == 0
             sender.send_messages(ServiceBusMessage("after"))
             assert sender._entity.lanes._idle == [lane], "the parent's connection has survived"
+            assert bus.status().entities[queue].sent == 2
             bus.close()
             """
         )

@@ -84,10 +84,12 @@ class Half:
 
     def close(self) -> None:
         """Close this half; the other is to be closed within 5 s, or it is faulted."""
-        self._pairing._half_closed(self)
+        if not self._pairing.forked:
+            self._pairing._half_closed(self)
 
     def fault(self, error: Exception) -> None:
         """This half cannot go on: its sends raise this error from now on."""
+        self._pairing.refuse_fork()
         self._pairing._half_faulted(self, error)
 
     def __repr__(self) -> str:
@@ -205,6 +207,7 @@ class PairedNamespace:
 
     def status(self) -> PairingStatus:
         """Everything that is known, at this moment."""
+        self.refuse_fork()
         with self._lock:
             entities = dict(self._entities)
         return PairingStatus(
@@ -238,6 +241,10 @@ class PairedNamespace:
         """Refuse use after the end, or in a process that a fork has made."""
         if self.ended is not None:
             raise again(self.ended)
+        self.refuse_fork()
+
+    def refuse_fork(self) -> None:
+        """Refuse use in a process that a fork has made, where another thread's lock may be held for ever."""
         if self.forked:
             raise PairingError(
                 f"this pairing was opened in process {self._pid} and is used in {os.getpid()}, which a fork has made: "
