@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 
@@ -105,7 +105,7 @@ def _seconds(value: Any) -> float | None:
 
 @dataclass(frozen=True, repr=False, eq=False, kw_only=True)
 class Namespace:
-    """A Service Bus namespace, and how to get in. Its `repr` shows no secret.
+    """A Service Bus namespace, and how to get in. Its `repr` shows no secret, and it cannot be pickled.
 
     `name` is needed where the host is an address or `localhost`, which name no namespace; `ca_file` where a private
     authority has signed the host's certificate. `credential` is one of `azure-identity`'s, an `AzureSasCredential` or
@@ -177,6 +177,18 @@ class Namespace:
             )
         emulator = parts.get("usedevelopmentemulator", "").lower() == "true"
         return cls(host, credential=credential, name=name, ca_file=ca_file, use_tls=not emulator)  # type: ignore[arg-type]
+
+    def __copy__(self) -> Namespace:
+        return self  # nothing of it can change
+
+    def __deepcopy__(self, memo: Any) -> Namespace:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Namespace cannot be pickled: its key would be there for all to read. Make it where it is used, on Spark "
+            "for example inside foreachPartition: Namespace.from_connection_string(os.environ['PRIMARY'])"
+        )
 
     def __repr__(self) -> str:
         return f"Namespace({self.host!r}, name={self.name!r}, credential=<{type(self.credential).__name__}>)"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import logging
 import math
+import pickle
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -528,6 +530,28 @@ def test_dumps_of_a_namespaces_fields_show_no_secret(text: str) -> None:
     namespace = Namespace.from_connection_string(text)
     assert clueless(repr(vars(namespace)))
     assert clueless(repr(dataclasses.asdict(namespace)))
+
+
+@pytest.mark.parametrize("text", [WITH_KEY, WITH_TOKEN], ids=["key", "token"])
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_namespace_cannot_be_pickled(text: str, protocol: int) -> None:
+    """Its key would be there in plain text: the error says what to do instead, also for what holds a namespace."""
+    namespace = Namespace.from_connection_string(text)
+    for each in (namespace, {"primary": namespace}):
+        with pytest.raises(TypeError, match=r"Make it where it is used.*foreachPartition.*environ") as raised:
+            pickle.dumps(each, protocol)
+        assert clueless(str(raised.value))
+
+
+def test_a_namespace_can_be_copied() -> None:
+    """It is frozen, so a copy is the same; one that is changed is made, and checked, anew."""
+    namespace = Namespace(HOST, credential=keyed())
+    assert copy.copy(namespace) is copy.deepcopy(namespace) is namespace
+    assert copy.deepcopy([namespace])[0] is namespace
+    other = dataclasses.replace(namespace, name="other")
+    assert (other.name, other.host, other.credential) == ("other", namespace.host, namespace.credential)
+    with pytest.raises(OptionError):
+        dataclasses.replace(namespace, name="no name")
 
 
 def test_a_namespace_is_frozen() -> None:
