@@ -284,6 +284,20 @@ def test_a_faulted_half_raises_its_error_from_then_on(pair: Pair, half: str) -> 
     assert_closed(pair, sender.send_messages, ServiceBusMessage("x"))
 
 
+@pytest.mark.parametrize("given", [None, "text", OSError, KeyboardInterrupt("it broke")], ids=repr)
+def test_a_half_is_faulted_with_an_exception_only(pair: Pair, given: Any) -> None:
+    """Anything else could not be raised by sends: it is refused, and the pairing goes on as if nothing was said."""
+    queue = pair.queue()
+    bus = pair.pairing()
+    with pytest.raises(TypeError, match=r"fault\(\) takes the exception that sends are to raise, .* not a \w+$"):
+        bus.secondary.fault(given)
+    assert bus.ended is None
+    assert not bus.closing.is_set()
+    bus.get_queue_sender(queue).send_messages(ServiceBusMessage("sent"))
+    assert pair.bodies(queue) == ["sent"]
+    assert not pair.told("half faulted")
+
+
 @pytest.mark.parametrize("end", ["closed", "faulted"])
 def test_a_pairing_that_cannot_be_used_does_not_ping(pair: Pair, end: str) -> None:
     """Half closed or faulted, nobody could use what a ping finds out: the pings stop, nothing is billed for them."""

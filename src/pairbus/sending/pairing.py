@@ -90,6 +90,11 @@ class Half:
     def fault(self, error: Exception) -> None:
         """This half cannot go on: its sends raise this error from now on."""
         self._pairing.refuse_fork()
+        given: Any = error
+        if not isinstance(given, Exception):
+            raise TypeError(
+                f"fault() takes the exception that sends are to raise, such as OSError(), not a {type(given).__name__}"
+            )
         self._pairing._half_faulted(self, error)
 
     def __repr__(self) -> str:
