@@ -193,6 +193,31 @@ def test_a_destination_that_does_not_take_it_is_left_alone(
     assert pair.bodies(ill) == [f"ill{number}" for number in range(10)]
 
 
+def test_many_destinations_that_take_nothing_starve_no_others(
+    pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than `$cbs` may answer at first, all in front: one pass is enough for those behind them."""
+    names = [f"of-many-{number:03}" for number in range(130)]
+    with administer(pair.primary) as admin:
+        for name in names:
+            admin.create_queue(name)
+    for name in names[:110]:
+        pair.primary.faults.quota_exceeded(name)
+    backlog.put(*(park(encoded("m"), name, "id-of-park", None) for name in names))
+    delivered: list[int] = []
+    run = passes.Pass.run
+
+    async def counted(self: passes.Pass) -> str | None:
+        error = await run(self)
+        delivered.append(self._drain.delivered)
+        return error
+
+    monkeypatch.setattr(passes.Pass, "run", counted)
+    summary = backlog.drain(budget=None, answer_timeout=25.0)
+    assert (delivered[0], summary.held, summary.error) == (20, 110, None)
+    assert [pair.arrived(name) for name in names[110:]] == [1] * 20
+
+
 def test_a_destination_that_is_gone(pair: Pair, backlog: Backlog) -> None:
     """Dead-lettered in the backlog, with a reason and a description that name the destination and the error."""
     backlog.park("no-such-queue", *numbered(3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,19 @@ def answer_with(status: int, **more: str) -> Callable[[Peer, Any, bytes], None]:
 async def test_each_request_has_its_answer() -> None:
     """More of them than the answers that were allowed for at first."""
     assert await asked(answer_with(200), times=150) == [{"at": number} for number in range(150)]
+
+
+async def test_as_many_as_ask_at_once_are_answered() -> None:
+    """Nobody asks again meanwhile, so the answers themselves make room for more of them."""
+    with Peer(answer_with(200), credit=1000) as peer:
+        connection = await Connection.open(peer.namespace, timeout=30.0)
+        try:
+            requests = Requests(connection, NODE)
+            bodies = [{"at": number} for number in range(350)]
+            answers = (requests.ask({"operation": "look"}, body, "it", LONG) for body in bodies)
+            assert await asyncio.gather(*answers) == bodies
+        finally:
+            await connection.close()
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ _STATUSES = {
     503: "com.microsoft:server-busy",
 }
 _NULL = b"\x40"
+#: How many answers may come beyond those that are waited for: one that comes too late takes its place, too.
+_SPARE = 100
 
 
 class Reply(NamedTuple):
@@ -45,6 +47,7 @@ class Requests:
         self._reply_to = f"pairbus-{uuid.uuid4()}"
         self._waiting: dict[str, asyncio.Future[Reply]] = {}
         self._links: asyncio.Task[tuple[Sender, Receiver]] | None = None
+        self._receiver: Receiver | None = None
 
     def begin(self, timeout: float = ANSWER_SECONDS) -> asyncio.Task[tuple[Sender, Receiver]]:
         """Ask for the links. Called while the connection is being opened, they come with it, without a round trip of
@@ -59,8 +62,15 @@ class Requests:
             self._connection.receiver(self._address, self, timeout=timeout, name=self._reply_to),
             self._connection.sender(self._address, self, timeout=timeout),
         )
-        receiver.allow(100)
+        self._receiver = receiver
+        self._allow_answers()
         return sender, receiver
+
+    def _allow_answers(self) -> None:
+        """However many ask at once, each of them can be answered."""
+        receiver = self._receiver
+        if receiver is not None and (spare := receiver.credit - len(self._waiting)) < _SPARE // 10:
+            receiver.allow(_SPARE - spare)
 
     def _opened(self, links: asyncio.Task[tuple[Sender, Receiver]]) -> None:
         # Who waits for them is told; nobody may, where the connection is lost. The next one to ask tries again.
@@ -69,11 +79,10 @@ class Requests:
 
     async def ask(self, properties: dict[str, Any], body: Any, said: str, timeout: float = ANSWER_SECONDS) -> Any:
         """The body of the answer to one request; raises `LinkError` if it is refused, naming what was `said`."""
-        sender, receiver = await asyncio.shield(self.begin(timeout))  # others wait for them, too
-        if receiver.credit < 10:
-            receiver.allow(100)
+        sender, _ = await asyncio.shield(self.begin(timeout))  # others wait for them, too
         number = str(uuid.uuid4())
         answer = self._waiting[number] = self._connection.loop.create_future()
+        self._allow_answers()
         try:
             async with bounded(timeout):
                 while not sender.credit:
@@ -114,6 +123,7 @@ class Requests:
         answer = self._waiting.get(reply.number)
         if answer is not None and not answer.done():
             answer.set_result(reply)
+        self._allow_answers()
 
     def on_outcome(self, context: str, state: int, error: LinkError | None) -> None:
         answer = self._waiting.get(context)
@@ -121,7 +131,7 @@ class Requests:
             answer.set_exception(error)
 
     def on_closed(self, error: LinkError) -> None:
-        self._links = None
+        self._links = self._receiver = None
         self.end(error)
 
     def on_confirmed(self, context: Any, state: int, error: LinkError | None) -> None: ...
