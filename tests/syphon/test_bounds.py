@@ -145,7 +145,7 @@ def test_what_waits_is_given_back_before_its_lock_ends(pair: Pair, backlog: Back
 def test_what_is_not_answered_is_given_back_before_its_lock_ends(pair: Pair, backlog: Backlog, watch: Watch) -> None:
     """A destination that takes messages and says nothing: they are in doubt, and go back in time."""
     queue = pair.queue()
-    backlog.make(lock_duration=LOCK)
+    backlog.make(lock_duration=2 * LOCK)  # given back when three seconds of it are left
     backlog.park(queue, *numbered(6))
     pair.primary.faults.lost_accept(queue)
     summary = backlog.drain(answer_timeout=30.0)
@@ -154,6 +154,21 @@ def test_what_is_not_answered_is_given_back_before_its_lock_ends(pair: Pair, bac
     assert len(backlog.journal.of("in doubt")) == 6
     pair.primary.faults.clear()
     assert backlog.drain().delivered == 6
+
+
+def test_a_slow_destination_gets_nothing_twice(pair: Pair, backlog: Backlog, watch: Watch) -> None:
+    """A session that takes longer than its messages may wait in line: what was sent in the last moment is waited for,
+    the rest comes with the next pass, and nothing is in doubt."""
+    slow, well = pair.queue(), pair.queue()
+    backlog.make(lock_duration=2 * LOCK)
+    backlog.park(well, *numbered(300))  # so that much is let come
+    backlog.park(slow, *(encoded(b"x" * 110_000, id=f"s{number}", session="one") for number in range(16)))
+    pair.primary.faults.latency(0.5, slow)  # a second for each of them, and twelve are the time to be sent in
+    summary = backlog.drain(budget=90.0)
+    assert (summary.delivered, summary.in_doubt, summary.error, summary.empty) == (316, 0, None, True)
+    assert watch.locks_lost == []
+    pair.primary.faults.clear()
+    assert (pair.arrived(slow), pair.arrived(well)) == (16, 300)
 
 
 # --- what nobody can take ------------------------------------------------------------------------------------------

@@ -460,3 +460,49 @@ def test_a_destination_by_its_laws(steps: list[Any], pace_limit: int, last: str)
 
 
 _AGAIN = ("held", "in doubt")
+
+
+def destination_with(*messages: destinations.Moving) -> tuple[destinations.Destination, FakeSender, Fates]:
+    """One whose link is open and has no credit yet; the messages wait for it."""
+    fates, sender = Fates(), FakeSender()
+    made = destinations.Destination("q", "q", FakeHost(), pace.Pace(1000), fates)  # type: ignore[arg-type]
+    made._sender = sender  # type: ignore[assignment]
+    for number, message in enumerate(messages):
+        message.sequence, message.message = number, b"x" * message.size
+        made.take(message)
+    return made, sender, fates
+
+
+def moving(session: str | None = None, *, size: int = 600) -> destinations.Moving:
+    """A message, too large to share a batch, that may be sent for 60 seconds and is waited for until the 85th."""
+    message = destinations.Moving(None, size)
+    message.session, message.size = session, size
+    message.ends_at, message.answer_by = 60.0, 85.0
+    return message
+
+
+@pytest.mark.parametrize("session", [None, "a"])
+def test_what_was_sent_late_is_waited_for_like_anything_else(session: str | None) -> None:
+    """The end of the time in which a message may be sent says nothing of those that were: a healthy destination answers
+    them. What was not sent by then is given back."""
+    made, sender, fates = destination_with(moving(session), moving(session))
+    sender.now, sender.credit = 59.0, 1
+    made.on_credit()
+    made.look(61.0, 15.0)
+    assert fates.fates == {1: "held"}
+    made.on_outcome(sender.pending.pop(), ACCEPTED, None)
+    assert fates.fates == {0: "accepted", 1: "held"}
+    assert not sender.closed
+
+
+@pytest.mark.parametrize(("patience", "until"), [(15.0, 74.0), (60.0, 85.0)])
+def test_an_answer_is_waited_for_only_while_it_is_of_use(patience: float, until: float) -> None:
+    """For its time, and never until the lock has ended: what it says must be settled, too."""
+    made, sender, fates = destination_with(moving())
+    sender.now, sender.credit = 59.0, 1
+    made.on_credit()
+    made.look(until, patience)
+    assert fates.fates == {}
+    made.look(until + 0.1, patience)
+    assert fates.fates == {0: "in doubt"}
+    assert sender.closed

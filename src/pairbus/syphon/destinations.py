@@ -319,7 +319,7 @@ class Destination:
         if sender is not None and self._in_flight:
             oldest = sender.oldest_unanswered()
             first = oldest[0] if type(oldest) is list else oldest
-            if first is not None and (now - first.sent_at > patience or now > first.ends_at):
+            if first is not None and (now - first.sent_at > patience or now > first.answer_by):
                 error = LinkError("com.microsoft:timeout", f"no answer within {now - first.sent_at:.1f} s")
                 self._sender = None
                 self.give_up_unanswered(sender, error)

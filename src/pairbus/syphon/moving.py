@@ -13,8 +13,8 @@ class Moving:
     """One message on its way home."""
 
     __slots__ = (
-        "alone", "delivered_count", "delivery", "destination", "ends_at", "given_back", "message", "message_id",
-        "outcome", "parked_at", "reason", "received", "said", "sent_at", "sequence", "session", "size",
+        "alone", "answer_by", "delivered_count", "delivery", "destination", "ends_at", "given_back", "message",
+        "message_id", "outcome", "parked_at", "reason", "received", "said", "sent_at", "sequence", "session", "size",
     )  # fmt: skip
 
     def __init__(self, delivery: Any, received: int) -> None:
@@ -30,9 +30,9 @@ class Moving:
         self.session: str | None = None
         self.parked_at: int | None = None
         self.delivered_count = 0
-        #: When it was sent, and when its lock is too near its end, by the loop's clock.
-        self.sent_at = 0.0
-        self.ends_at = 0.0
+        #: When it was sent; and when its lock is too near its end for it to be sent, or for an answer to be of use. All
+        #: by the loop's clock.
+        self.sent_at = self.ends_at = self.answer_by = 0.0
         self.given_back = False
         #: Whether it goes by itself: a batch with it was refused, or it chose its partition (a batch goes to one).
         self.alone = False

@@ -20,21 +20,23 @@ from ..domain.backlog import queue_path
 from ..domain.cost import UNIT, operations_of
 from ..domain.envelope import EnvelopeError, facts, message_id, restore
 from ..domain.outcome import Outcome
+from .blocked import Blocked
 from .books import Books, Writer
 from .connection import Connection
 from .destinations import Destination
 from .holding import Held
 from .link import ConnectionLost, LinkError, Receiver
 from .moving import Moving
-from .owed import Session
 from .pace import LockClock, Window
 from .routes import NoRoute, Routes
 
 if TYPE_CHECKING:
     from .drain import Drain
 
-#: The share of a lock's time after which a message that waits is given back.
+#: The share of a lock's time after which a message that waits is given back; that after which an answer is not waited
+#: for any more. The rest is for the settlement.
 _PATIENCE = 0.6
+_ANSWER_PATIENCE = 0.85
 #: How often the state of things is looked at without a cause.
 _BEAT_SECONDS = 0.05
 #: How long nothing must come before the service is asked whether the queue is empty, and how long it may take to say.
@@ -57,8 +59,7 @@ class Pass:
         self._routes = Routes(drain, self, self._turn)
         #: Those that got something to send in this turn.
         self._lined_up: set[Destination] = set()
-        #: Sessions of destinations that wait for messages which an earlier pass has left locked.
-        self._blocked: set[Session] = set()
+        self._blocked = Blocked(drain.owed)
         self._receiver: Receiver | None = None
         self._connection: Connection | None = None
         self._rate = drain.rate
@@ -310,7 +311,8 @@ class Pass:
             self._window.sized(size)
         self._mean_size += (size - self._mean_size) / 32
         self._bytes += message.size
-        message.ends_at = self._loop.time() + lock_left * _PATIENCE
+        now = self._loop.time()
+        message.ends_at, message.answer_by = now + lock_left * _PATIENCE, now + lock_left * _ANSWER_PATIENCE
         try:
             destination = self._routes.find(restored.namespace, restored.path)
         except NoRoute as error:
@@ -323,7 +325,8 @@ class Pass:
             if self._receiver is not None:
                 self._abandon(self._receiver, [message])
             return message
-        if message.session is not None and self._must_wait(message):
+        if message.session is not None and self._blocked.has(message):
+            self._hold(message, "an earlier message of its session may be locked by a link that was lost")
             return message
         if restored.time_to_live is not None and self._is_late(message, restored.time_to_live, wall):
             return message
@@ -338,21 +341,6 @@ class Pass:
             drain.suspects = False
             drain.owed.suspect(self._loop.time(), self._locks.longest)
             drain.owed.has_sessions = False  # that is seen from now on
-
-    def _must_wait(self, message: Moving) -> bool:
-        """Whether an earlier message of its session is still locked; then the session waits for the next pass."""
-        owed = self._drain.owed
-        owed.has_sessions = True
-        if not self._blocked and not owed.is_any:
-            return False
-        session = message.lane
-        assert session is not None
-        if session not in self._blocked:
-            if not owed.blocks(session, message.sequence):
-                return False
-            self._blocked.add(session)
-        self._hold(message, "an earlier message of its session may be locked by a link that was lost")
-        return True
 
     def _is_late(self, message: Moving, time_to_live: int, wall: float) -> bool:
         """Whether its life ended in the backlog, and that is to be its end."""
