@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ from proton import symbol
 
 from pairbus.domain.outcome import Rows
 from pairbus.syphon import destinations, pace
+from pairbus.syphon.drain import DrainOptions
 from pairbus.syphon.link import ACCEPTED, REJECTED, LinkError, Sender
+from pairbus.syphon.passes import Pass
 from tests.sending.conftest import Pair
 from tests.syphon.conftest import Backlog, Remembering, encoded
 from tests.syphon.counting import (
@@ -506,3 +510,40 @@ def test_an_answer_is_waited_for_only_while_it_is_of_use(patience: float, until:
     made.look(until + 0.1, patience)
     assert fates.fates == {0: "in doubt"}
     assert sender.closed
+
+
+@pytest.mark.parametrize("session", [None, "a"])
+def test_nothing_is_sent_whose_time_is_over(session: str | None) -> None:
+    """Were this process to stand still, another may have the lock by now: what is left of a session goes back whole."""
+    made, sender, fates = destination_with(moving(session), moving(session), moving(session))
+    sender.now, sender.credit = 59.0, 1
+    made.on_credit()
+    assert len(sender.pending) == 1
+    sender.now, sender.credit = 61.0, 10
+    made.on_outcome(sender.pending.pop(), ACCEPTED, None)
+    assert sender.pending == []
+    assert fates.fates == {0: "accepted", 1: "held", 2: "held"}
+
+
+async def test_after_a_standstill_what_has_come_is_read_before_it_is_missed() -> None:
+    """A beat that comes late says nothing of the destinations: nobody is looked at before the next."""
+    looked: list[float] = []
+    finished = asyncio.Event()
+
+    def look(now: float, patience: float) -> None:
+        looked.append(now)
+        finished.set()
+
+    times = iter([0.0, 20.0, 20.0, 20.1])
+    destination = SimpleNamespace(look=look)
+    standing: Any = SimpleNamespace(
+        _finished=finished,
+        _loop=SimpleNamespace(time=lambda: next(times)),
+        _routes=SimpleNamespace(destinations=[destination]),
+        _options=DrainOptions(),
+        _settling=0,
+        _give_back=lambda now: None,
+        _turn=lambda: None,
+    )
+    await asyncio.wait_for(Pass._beat(standing), 60)
+    assert looked == [20.1]

@@ -37,6 +37,11 @@ class Lane:
         self.head = batch_head(session)
         self.messages: deque[Moving] = deque()
 
+    @property
+    def ends_at(self) -> float:
+        """Until when its next message may be sent."""
+        return self.messages[0].ends_at
+
 
 class Owner(Protocol):
     """Who is told what became of a message."""
@@ -136,6 +141,9 @@ class Destination:
         now = sender.loop_time()
         while credit > 0 and room > 0 and waiting:
             following = waiting[0]
+            if now > following.ends_at:  # this process stood still, and its locks may be another's by now
+                self._too_slow()
+                return
             if isinstance(following, Lane):
                 waiting.popleft()
                 sent = self._send_lane(sender, following, most, room, now)
@@ -326,10 +334,15 @@ class Destination:
                 sender.close()
                 self.failed(error)
                 return
+        firsts: list[Moving | Lane] = [lane for lane in self._lanes.values() if lane.messages]
         alone = next((each for each in self._waiting if isinstance(each, Moving)), None)
-        firsts = [lane.messages[0] for lane in self._lanes.values() if lane.messages]
-        if any(now > each.ends_at for each in ([alone, *firsts] if alone is not None else firsts)):
-            self.failed(LinkError("com.microsoft:timeout", "it takes messages more slowly than their locks last"))
+        if alone is not None:
+            firsts.append(alone)
+        if any(now > each.ends_at for each in firsts):
+            self._too_slow()
+
+    def _too_slow(self) -> None:
+        self.failed(LinkError("com.microsoft:timeout", "it takes messages more slowly than their locks last"))
 
 
 def _is_for_good(error: LinkError) -> bool:

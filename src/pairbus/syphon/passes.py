@@ -39,6 +39,8 @@ _PATIENCE = 0.6
 _ANSWER_PATIENCE = 0.85
 #: How often the state of things is looked at without a cause.
 _BEAT_SECONDS = 0.05
+#: A beat that took so long says that this process stood still, not that others were silent.
+_STANDSTILL_SECONDS = 1.0
 #: How long nothing must come before the service is asked whether the queue is empty, and how long it may take to say.
 _QUIET_SECONDS = 0.02
 _DRAINED_SECONDS = 5.0
@@ -135,8 +137,11 @@ class Pass:
 
     async def _beat(self) -> None:
         while not self._finished.is_set():
+            began = self._loop.time()
             await asyncio.sleep(_BEAT_SECONDS)
             now = self._loop.time()
+            if now - began > _STANDSTILL_SECONDS:
+                continue  # what has come meanwhile is to be read before it is missed
             for destination in self._routes.destinations:
                 destination.look(now, self._options.answer_timeout)
             self._give_back(now)
