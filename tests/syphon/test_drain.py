@@ -327,6 +327,17 @@ def test_a_path_that_no_entity_can_have(
     assert all(len(each.getMessage().splitlines()) == 1 for each in caplog.records)
 
 
+def test_a_queue_that_is_named_like_a_hubs_partition(pair: Pair, backlog: Backlog) -> None:
+    """Only event hubs have partitions: of the primary it is an entity like any other, with a token of its own."""
+    queue = f"hub-that-is-none-{pair.name}/Partitions/1"
+    with administer(pair.primary) as admin:
+        admin.create_queue(queue)
+    backlog.park(queue, *numbered(3))
+    summary = backlog.drain()
+    assert (summary.delivered, summary.dead_lettered, summary.error) == (3, 0, None)
+    assert pair.bodies(queue) == ["m0", "m1", "m2"]
+
+
 def test_the_longest_path_is_a_path(pair: Pair, backlog: Backlog) -> None:
     """That there is no such entity is for the service to say."""
     backlog.put(encoded("odd", properties={"x-ms-path": "x" * 512}))

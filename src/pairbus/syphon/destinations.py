@@ -120,8 +120,7 @@ class Destination:
     async def _open(self) -> None:
         try:
             connection = await self._host.connection()
-            # A partition of an event hub has no token of its own.
-            await connection.authorize(self.path.partition("/Partitions/")[0], timeout=self._host.timeout)
+            await connection.authorize(self._host.token_path(self.path), timeout=self._host.timeout)
             self._sender = await connection.sender(self.path, self, timeout=self._host.timeout)
         except LinkError as error:
             self.failed(error, for_good=_is_for_good(error))

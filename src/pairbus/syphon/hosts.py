@@ -25,6 +25,10 @@ class Host:
         self._failed: LinkError | None = None
         self.on_turn: Callable[[], None] | None = None
 
+    def token_path(self, path: str) -> str:
+        """The entity that a token is for: a partition of an event hub has none of its own. A queue of that name has."""
+        return path.partition("/Partitions/")[0] if self._event_hubs else path
+
     async def connection(self) -> Connection:
         """The one connection of this pass; a host that could not be reached is not tried again in it."""
         async with self._lock:
