@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from proton import symbol
 
 from pairbus.domain.outcome import Rows
-from pairbus.syphon import destinations, pace
+from pairbus.syphon import destinations, pace, passes
 from pairbus.syphon.drain import DrainOptions
 from pairbus.syphon.link import ACCEPTED, REJECTED, LinkError, Sender
 from pairbus.syphon.passes import Pass
@@ -525,25 +525,47 @@ def test_nothing_is_sent_whose_time_is_over(session: str | None) -> None:
     assert fates.fates == {0: "accepted", 1: "held", 2: "held"}
 
 
+def beating(times: list[float], **more: Any) -> Any:
+    """As much of a pass as its beat looks at; it is over when the times are."""
+    left = iter(times)
+    finished = asyncio.Event()
+
+    def time() -> float:
+        now = next(left)
+        if now == times[-1]:
+            finished.set()
+        return now
+
+    made = SimpleNamespace(
+        _finished=finished, _loop=SimpleNamespace(time=time), _routes=SimpleNamespace(destinations=[]),
+        _options=DrainOptions(answer_timeout=15.0), _connection=SimpleNamespace(is_paused=False), _settling=0,
+        _confirmed_at=0.0, _failed=None, _give_back=lambda now: None, _turn=lambda: None,
+    )  # fmt: skip
+    vars(made).update(more)
+    return made
+
+
 async def test_after_a_standstill_what_has_come_is_read_before_it_is_missed() -> None:
     """A beat that comes late says nothing of the destinations: nobody is looked at before the next."""
     looked: list[float] = []
-    finished = asyncio.Event()
-
-    def look(now: float, patience: float) -> None:
-        looked.append(now)
-        finished.set()
-
-    times = iter([0.0, 20.0, 20.0, 20.1])
-    destination = SimpleNamespace(look=look)
-    standing: Any = SimpleNamespace(
-        _finished=finished,
-        _loop=SimpleNamespace(time=lambda: next(times)),
-        _routes=SimpleNamespace(destinations=[destination]),
-        _options=DrainOptions(),
-        _settling=0,
-        _give_back=lambda now: None,
-        _turn=lambda: None,
-    )
+    destination = SimpleNamespace(look=lambda now, patience: looked.append(now))
+    standing = beating([0.0, 20.0, 20.0, 20.1], _routes=SimpleNamespace(destinations=[destination]))
     await asyncio.wait_for(Pass._beat(standing), 60)
     assert looked == [20.1]
+
+
+@pytest.mark.parametrize(("beats", "failed"), [(20, False), (34, False), (37, True)])
+async def test_a_backlog_that_is_not_read_is_not_missed(
+    beats: int, failed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its socket is not read, for too many bytes, no confirmation can be heard: the time begins when it is."""
+    monkeypatch.setattr(passes, "_BEAT_SECONDS", 0.0)
+    paused = iter([True] * 20 + [False] * 20)
+
+    class Connection:
+        is_paused = property(lambda self: next(paused))
+
+    times = [at for number in range(beats) for at in (number, number + 0.99)]  # one a second
+    waiting = beating(times, _settling=5, _connection=Connection())
+    await asyncio.wait_for(Pass._beat(waiting), 60)
+    assert (waiting._failed is not None) is failed

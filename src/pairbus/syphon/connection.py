@@ -222,6 +222,11 @@ class Connection(asyncio.Protocol):
         if self._socket is not None and self._socket.is_reading():
             self._socket.pause_reading()
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is taken from the socket."""
+        return self._socket is not None and not self._socket.is_reading()
+
     def resume_reading(self) -> None:
         if self._socket is not None and not self._socket.is_reading() and not self._socket.is_closing():
             self._socket.resume_reading()

@@ -145,7 +145,9 @@ class Pass:
             for destination in self._routes.destinations:
                 destination.look(now, self._options.answer_timeout)
             self._give_back(now)
-            if self._settling and now - self._confirmed_at > self._options.answer_timeout:
+            if self._connection is None or self._connection.is_paused:
+                self._confirmed_at = now  # what it confirms comes over the same socket
+            elif self._settling and now - self._confirmed_at > self._options.answer_timeout:
                 self._failed = self._failed or f"the backlog confirmed nothing for {self._options.answer_timeout:g} s"
                 self._finished.set()
             self._turn()
