@@ -158,7 +158,7 @@ class TestOnce:
         self, spark: SparkSession, pair: Pair, backlog: Backlog, tmp_path: Path
     ) -> None:
         """Whoever waits for an empty backlog is told that it is not."""
-        backlog.park({0: pair.queue()}, 1)
+        backlog.park({0: pair.queue()}, 2000)  # more than are delivered until then
         config = backlog.config()
         job = syphon(spark, config, drain=stand_ins.UntilStopped(tmp_path))
         with pytest.raises(SyphonError, match="told to stop before the backlog was empty"):

@@ -87,7 +87,7 @@ class QueueSummary:
     #: Billable operations: receives, sends, settlements, further 64 KB.
     operations: int = 0
     seconds: float = 0.0
-    #: Whether nothing was left at the end but what is held back.
+    #: Whether nothing was left at the end but what is held back; of what was there first, if only that was wanted.
     empty: bool = False
     held_for: tuple[Held, ...] = ()
     #: What kept it from going on, if anything did.

@@ -61,15 +61,20 @@ class BatchSummary:
 
 
 class Once:
-    """Watches batch after batch until the backlog is empty, or until it is plain that it cannot be emptied."""
+    """Watches batch after batch until what was there has left the backlog, or until it is plain that it cannot be
+    emptied. A queue is done with when it was seen empty but for what is held back, or twice empty before more came, or
+    when as many messages have left it as were there at first."""
 
     def __init__(self, queues: Sequence[int], clock: Callable[[], float] = time.monotonic) -> None:
         self._queues = queues
         self._clock = clock
         self._moved_at = clock()
         self._fruitless = 0
-        #: How often a queue was emptied; somebody may be filling it all the time.
+        #: How often a queue was emptied, how many messages were there first, and how many have left it since: somebody
+        #: may be filling it all the time.
         self._emptied: Counter[int] = Counter()
+        self._there: dict[int, int] = {}
+        self._moved: Counter[int] = Counter()
         self._last: BatchSummary | None = None
         #: Whether no further batch is needed, or would help.
         self.is_over = False
@@ -86,6 +91,9 @@ class Once:
             self._moved_at = self._clock()
         self._fruitless = self._fruitless + 1 if summary.errors and not summary.moved else 0
         for queue in summary.queues:
+            if (before := summary.before.get(queue.queue_index)) is not None:
+                self._there.setdefault(queue.queue_index, before)
+            self._moved[queue.queue_index] += queue.delivered + queue.dead_lettered
             if queue.empty and queue.received and queue.error is None:
                 self._emptied[queue.queue_index] += 1
         errors = summary.errors
@@ -105,6 +113,9 @@ class Once:
         if queue.queue_index not in summary.after:
             return None
         depth = summary.after[queue.queue_index]
+        there = self._there.get(queue.queue_index)
+        if there is not None and 0 < there <= self._moved[queue.queue_index]:
+            return None
         if queue.empty and ((depth is not None and depth <= queue.held) or self._emptied[queue.queue_index] > 1):
             return None
         if depth is None:

@@ -22,6 +22,7 @@ from .bounds import aside
 from .owed import LONGEST_LOCK, Owed
 from .pace import Pace, Rate
 from .passes import Pass
+from .reach import Reach
 
 if TYPE_CHECKING:
     from ..config import SyphonConfig
@@ -51,6 +52,8 @@ class DrainOptions:
     held_messages: int = 50_000
     #: After so many seconds no new message is taken; None: until the queue is empty.
     budget: float | None = 30.0
+    #: How many messages were there: these are to be moved, and not what comes meanwhile. None: whatever comes.
+    there: int | None = None
     #: Pause between two passes over the queue.
     retry_interval: float = 1.0
     #: `deliver`, or `dead-letter` for a message whose life ended in the backlog.
@@ -105,7 +108,7 @@ def drain_queue(
     """Drain one backlog queue until it is empty, the budget is over, or `stop` says so.
 
     Nothing that it meets makes it raise: the summary says what it was. A queue with nothing left but messages whose
-    destinations do not take them counts as empty.
+    destinations do not take them counts as empty, and one from which all that was there was moved (`there`).
     """
     drain = Drain(primary, secondary, event_hubs, queue_index, journal, options or DrainOptions(), stop)
     return asyncio.run(drain.run())
@@ -140,6 +143,7 @@ class Drain:
         self.owed = Owed()
         #: Whether the first message is yet to come, and what lies before it may be locked.
         self.suspects = options.after_a_kill
+        self.reach = None if options.there is None else Reach(options.there)
         self._stop = stop
         #: Whether it is to end, by its budget or because somebody says so; whether somebody does.
         self.stopping = self._told = False
@@ -177,7 +181,7 @@ class Drain:
                 if fruitless >= _FRUITLESS and not locked:
                     break
                 searching = self.held and any(pace.is_searching for pace in self.paces.values())
-                if empty and not locked and not searching and (not moved or not self.held):
+                if empty and not locked and not searching and self._would_not_help(moved):
                     break
                 pause = min(self.options.retry_interval * 2**fruitless, _LONGEST_PAUSE)
                 if self.suspects:  # nothing was seen yet: locks may be shorter than the longest
@@ -189,6 +193,11 @@ class Drain:
             watch.cancel()
             writer.end()
         return self._summary(time.monotonic() - begun, empty, error)
+
+    def _would_not_help(self, moved: bool) -> bool:
+        """Whether nothing is to be gained from another pass over a queue in which only what is held back is left."""
+        is_done = self.reach is not None and self.reach.is_done(self.held)
+        return is_done or not moved or not self.held
 
     async def _why_no_journal(self, writer: Writer) -> str | None:
         """What keeps rows from being written. A message that is sent and cannot be recorded is not settled and comes

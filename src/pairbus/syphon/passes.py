@@ -81,7 +81,8 @@ class Pass:
         self._ending = False
         self._ending_since: float | None = None
         self._failed: str | None = None
-        self.found_empty = False
+        #: Whether it has come to the end of what it is to empty; whether nothing of that is left.
+        self._is_through = self.found_empty = False
         #: Whether so much was held back that the rest was not looked at.
         self.is_crowded = False
         self._finished = asyncio.Event()
@@ -174,6 +175,8 @@ class Pass:
             self.is_crowded = True
             self._failed = self._failed or self._held.describe()
             self._ending = True
+        elif self._is_through and not self._moving and not self._ending:
+            self.found_empty = self._ending = True
         lost = self._routes.primary.lost
         if lost is not None and self._drain.event_hubs is None and not self._ending:
             self._failed = self._failed or f"the primary was lost: {lost}"
@@ -276,7 +279,7 @@ class Pass:
     def _replenish(self) -> None:
         """Let as much come as can be dealt with: by number, by bytes, and within the time of a lock."""
         receiver = self._receiver
-        if receiver is None or self._ending or self._asked_at is not None:
+        if receiver is None or self._ending or self._is_through or self._asked_at is not None:
             return
         window = self._window.size
         if self._mean_size:
@@ -305,14 +308,12 @@ class Pass:
             message.told(told)
             message.message_id = message_id(raw)
             self._locks.left(told.locked_until, wall)
-            self._suspect()
-            drain.owed.came(message.sequence)
+            self._came(message.sequence)
             self.refused(message, "pairbus:no-envelope", str(error))
             return message
         message.restored(restored)
         lock_left = self._locks.left(restored.facts.locked_until, wall)
-        self._suspect()
-        drain.owed.came(message.sequence)
+        self._came(message.sequence)
         if not self._mean_size:
             self._mean_size = size
             self._window.sized(size)
@@ -341,13 +342,16 @@ class Pass:
         self._lined_up.add(destination)
         return message
 
-    def _suspect(self) -> None:
-        """Before the first message of all is noted: what lies before it may be locked."""
+    def _came(self, sequence: int) -> None:
+        """A message is here: what does that say of the others?"""
         drain = self._drain
-        if drain.suspects:
+        if drain.suspects:  # before the first of all is noted: what lies before it may be locked
             drain.suspects = False
             drain.owed.suspect(self._loop.time(), self._locks.longest)
             drain.owed.has_sessions = False  # that is seen from now on
+        drain.owed.came(sequence)
+        if drain.reach is not None and drain.reach.came(sequence):
+            self._is_through = True
 
     def _is_late(self, message: Moving, time_to_live: int, wall: float) -> bool:
         """Whether its life ended in the backlog, and that is to be its end."""

@@ -162,8 +162,10 @@ class Service:
             self._begun = True
 
     def once(self) -> Round:
-        """Empty what is there, as far as destinations take it. Raises `PairbusError` if the secondary does not answer,
-        or has no backlog at all."""
+        """Empty what is there when it begins, as far as destinations take it, whoever goes on parking.
+
+        Raises `PairbusError` if the secondary does not answer, or has no backlog at all.
+        """
         self.begin()
         try:
             depths = self._told()
@@ -171,7 +173,7 @@ class Service:
             if depths.none_exists:
                 raise PairbusError(none_exists_text(depths, self._secondary, self._primary.name))
             options = replace(self._options, budget=None)
-            done = self._round(depths, options)
+            done = self._round(depths, options, only_these=True)
             ends, busy = time.monotonic() + _OUT_OF_REACH_SECONDS, 1
             # Empty is what the service says, not what a receiver finds: another may have messages locked.
             while done.is_empty and not done.errors and not self._stop.is_set():
@@ -182,7 +184,7 @@ class Service:
                 if time.monotonic() > ends:
                     return done.with_errors(left)
                 self._stop.wait(_GLANCE_SECONDS)
-                following = self._round(depths, options)
+                following = self._round(depths, options, only_these=True)
                 busy += following.moved > 0
                 done = done.followed_by(following)
             return done
@@ -245,13 +247,14 @@ class Service:
             self._on_asked(operations)
         return depths
 
-    def _round(self, depths: Depths, options: DrainOptions) -> Round:
-        busy = [index for index, depth in depths.by_index.items() if depth]
+    def _round(self, depths: Depths, options: DrainOptions, *, only_these: bool = False) -> Round:
+        busy = {index: depth for index, depth in depths.by_index.items() if depth}
         if options.max_rate is not None and busy:
             options = replace(options, max_rate=options.max_rate / len(busy))
         options = replace(options, after_a_kill=time.time() < self._wary_until)
         self._rounds += 1
-        found = asyncio.run(self._drain_all(busy, options)) if busy else []
+        each = {index: replace(options, there=depth if only_these else None) for index, depth in busy.items()}
+        found = asyncio.run(self._drain_all(each)) if busy else []
         idle = [QueueSummary(index, empty=True) for index, depth in depths.by_index.items() if depth == 0]
         done = Round(tuple(sorted([*found, *idle], key=lambda each: each.queue_index)), depths.missing, depths.left_out)
         for error in done.errors:
@@ -261,8 +264,8 @@ class Service:
         self._on_round(done)
         return done
 
-    async def _drain_all(self, indexes: list[int], options: DrainOptions) -> list[QueueSummary]:
-        return list(await asyncio.gather(*(self._drain_one(index, options) for index in indexes)))
+    async def _drain_all(self, queues: Mapping[int, DrainOptions]) -> list[QueueSummary]:
+        return list(await asyncio.gather(*(self._drain_one(index, options) for index, options in queues.items())))
 
     async def _drain_one(self, index: int, options: DrainOptions) -> QueueSummary:
         journal = open_journal(join(self._journal, self._run), Head(self._primary.name, index, batch=self._rounds))
