@@ -215,6 +215,7 @@ def test_a_journal_that_was_prepared_and_not_needed_leaves_no_trace(
     unused.prepare()
     unused.close()
     assert place.files("") == []
+    assert place.folders() == []
     used.prepare()
     used.write(rows(1))
     used.prepare()

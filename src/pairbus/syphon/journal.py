@@ -254,10 +254,11 @@ class _Segments:
         self._place = place
         self._name = journal_name(head)
         self._number = 0
-        self._written = False
+        self._written = self._tried = False
 
     def prepare(self) -> None:
         name = f"{self._name}/{_PROBE_FILE}"
+        self._tried = True
         self._place.put(name, _ROOM)
         self._place.delete(name)
 
@@ -275,6 +276,9 @@ class _Segments:
     def close(self) -> None:
         if self._written:
             self._place.put(f"{self._name}/{_END_FILE}", frame(END, b""))
+        elif self._tried:
+            with contextlib.suppress(OSError):  # nobody was told that anything in it is durable
+                self._place.delete_folder(self._name)
 
 
 def _encodable(values: Sequence[Any]) -> list[Any]:
