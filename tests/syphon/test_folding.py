@@ -335,6 +335,42 @@ def test_only_one_of_the_living_clears_up_after_the_dead(tmp_path: Path) -> None
     assert fold.run == "dead"
 
 
+def kill(root: Path, run: str) -> None:
+    """As if the process that a run was had been killed."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    (root / run / "alive").write_text(f"{socket.gethostname()} {process.pid}\n")
+
+
+@pytest.mark.parametrize("killed", ["a", "z"])
+def test_a_run_that_was_killed_on_this_machine_is_folded_at_once(killed: str, tmp_path: Path) -> None:
+    """Nobody waits for an hour for a process that is no more, nor does it keep anybody from clearing up."""
+    root, ledger = str(tmp_path), Ledger()
+    begun(root, killed)
+    new_journal(root, killed).write(rows(1))
+    begun(root, "lives")
+    new_journal(root, "lives").write(rows(2))
+    kill(tmp_path, killed)
+    folder = begun(root, "k")  # the smallest of the living
+    fold_all(folder, ledger)
+    assert ledger.numbers == [1]
+    assert folder.plan() == []
+
+
+@pytest.mark.parametrize("kind", ["disk", "store"])
+def test_what_is_done_is_folded_by_whoever_comes(kind: str, tmp_path: Path) -> None:
+    """Another that idles, and would be the one to clear up, is not waited for; where plans do not exclude one another
+    it is."""
+    root = mock_root() if kind == "store" else str(tmp_path)
+    begun(root, "a")
+    done = begun(root, "done")
+    journal = new_journal(root, "done")
+    journal.write(rows(1))
+    journal.close()
+    done.finish()
+    assert [fold.run for fold in begun(root, "b").plan()] == (["done"] if kind == "disk" else [])
+
+
 def test_an_unfinished_journal_is_removed_when_it_was_silent_for_an_hour(tmp_path: Path) -> None:
     """A task that was killed leaves one in a run that lives on; if it was not dead, it goes on in a new file."""
     root, ledger = str(tmp_path), Ledger()

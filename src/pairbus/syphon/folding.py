@@ -9,9 +9,10 @@
 
 The write must be idempotent by run and version, as Delta's txnAppId and txnVersion make it; versions of a run only
 grow. A kill between the two makes the next `plan` return the same fold again. Any number of syphons may share a root:
-each folds its own run and those it came after at once; those of others when they are done or were silent for an hour.
-On a disk their plans exclude one another by what the file system promises; an object store has nothing of the kind,
-there it is the hour, and that only one of the living who fold clears up: a service that has no ledger never does.
+each folds its own run and those it came after at once; those of others when they are done, were killed on this machine,
+or were silent for an hour. On a disk their plans exclude one another by what the file system promises, and whoever is
+first folds what is done. An object store has nothing of the kind: there, and for what was killed or is silent, only one
+of the living who fold clears up. A service that has no ledger never does.
 """
 
 from __future__ import annotations
@@ -208,12 +209,17 @@ class JournalFolder:
         """The runs that are ours to fold."""
         near = [name for name in (own, *self._before) if name in runs]
         others = [name for name in runs if name not in near]
-        over = [name for name in others if runs[name].has(DONE) or _is_silent(runs[name].changed, now)]
+        done = [name for name in others if runs[name].has(DONE)]
+        over = [
+            name for name in others if name in done or _is_silent(runs[name].changed, now) or self._is_dead(runs[name])
+        ]
         empty = [name for name in others if not runs[name].files]
         for name in empty:
             self._place.delete_empty_folder(name)
         alive = [own, *(name for name in others if name not in over and runs[name].has(FOLDS))]
-        return near + over if own == min(alive) else near
+        if own == min(alive):
+            return near + over
+        return near + done if self._place.excludes else near
 
     def _fold(self, run: Run, manifest: Manifest) -> Fold:
         """A planned fold. A journal that somebody has removed since must not keep the others out for ever."""

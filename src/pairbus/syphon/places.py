@@ -44,8 +44,9 @@ class Entry:
 class Place(Protocol):
     """A folder and what can be done below it; names are relative, with slashes. Errors are OSErrors with a path."""
 
-    #: Whether a file can grow here.
+    #: Whether a file can grow here; whether of two that publish a file at once only one does.
     appends: bool
+    excludes: bool
 
     def where(self, name: str) -> str:
         """The path of a file, for people to read; without what a URI may hold besides."""
@@ -133,7 +134,7 @@ class LocalPlace:
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.abspath(folder)
-        self.appends = not f"{self._folder}/".startswith(WHOLE_FILE_MOUNTS)
+        self.appends = self.excludes = not f"{self._folder}/".startswith(WHOLE_FILE_MOUNTS)
 
     def where(self, name: str) -> str:
         return os.path.join(self._folder, name)
@@ -254,7 +255,7 @@ class LocalPlace:
 class ArrowPlace:
     """A folder of a store that Arrow knows; files there are written once and as a whole."""
 
-    appends = False
+    appends = excludes = False
 
     def __init__(self, filesystem: Any, folder: str, atomic: bool) -> None:
         self._filesystem = filesystem
