@@ -399,6 +399,21 @@ def test_a_long_lock_makes_no_message_late(pair: Pair, backlog: Backlog) -> None
     assert (summary.delivered, summary.dead_lettered) == (1, 0)
 
 
+@pytest.mark.parametrize("namespace", ["evil\n2026-01-01 INFO pairbus: all is well", "e" * 5000])
+def test_what_a_message_says_is_one_short_line_in_logs_and_rows(
+    backlog: Backlog, caplog: pytest.LogCaptureFixture, namespace: str
+) -> None:
+    """Whoever may park could else write lines of his own."""
+    backlog.park("orders\nto", encoded("m"), namespace=namespace)
+    assert backlog.drain().dead_lettered == 1
+    (row,) = backlog.journal.rows
+    for told in (row["destination"], row["reason"], *caplog.messages):
+        assert "\n" not in told
+        assert len(told) < 600
+    assert row["destination"].startswith("sb://e")
+    assert row["destination"].endswith(r"/orders\nto")
+
+
 def test_a_namespace_that_this_syphon_does_not_know(pair: Pair, backlog: Backlog) -> None:
     """Dead-lettered and never connected to; the primary's own host is no stranger."""
     queue = pair.queue()

@@ -62,12 +62,13 @@ class Routes:
         name = path if namespace is None else f"sb://{namespace}/{path}"
         host = self._hosts.get(None if namespace is None else namespace.lower())
         if host is None:
-            said = f"{NAMESPACE} held {namespace!r}, which is not a namespace that this syphon sends to"
-            raise NoRoute(name, "pairbus:unknown-namespace", said)
+            assert namespace is not None
+            said = f"{NAMESPACE} held '{_shown(namespace)}', which is not a namespace that this syphon sends to"
+            raise NoRoute(f"sb://{_shown(namespace)}/{_shown(path)}", "pairbus:unknown-namespace", said)
         if host is self.primary:
             name = path  # by one name, whether the message names the primary or not
         if _is_no_path(path):
-            shown = repr(path if len(path) <= _LONGEST_PATH else f"{path[:_SHOWN]}…")[1:-1]  # it goes into logs
+            shown = _shown(path)
             said = f"{PATH} held '{shown}' ({len(path)} characters), which no message can be sent to"
             raise NoRoute(name.replace(path, shown), "pairbus:bad-path", said)
         key = id(host), path.lower()
@@ -79,6 +80,11 @@ class Routes:
 
     async def close(self) -> None:
         await asyncio.gather(*(host.close() for host in set(self._hosts.values())))
+
+
+def _shown(told: str) -> str:
+    """What somebody has written into an envelope, so that it can go into logs and the ledger: in one line, and short."""
+    return repr(told if len(told) <= _LONGEST_PATH else f"{told[:_SHOWN]}…")[1:-1]
 
 
 def _is_no_path(path: str) -> bool:
