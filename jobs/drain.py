@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 
-from pairbus.config import SyphonConfig
+from pairbus.config import OF_A_JOB, SyphonConfig
 from pairbus.errors import OptionError
 from pairbus.spark import Syphon, SyphonError, spark_session, syphon
 from pairbus.spark.shutdown import before_spark_ends
@@ -55,9 +55,10 @@ def main() -> int:
     for noisy in ("py4j", "azure"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
-        config = SyphonConfig.load(options.config).with_overrides(queues=options.queues, max_rate=options.max_rate)
-        config.require_ledger()
-        config.resolve()  # a secret that is not there is told before Spark starts
+        # All that is wrong is told at once, and before Spark starts: a secret that is not there, too.
+        config = SyphonConfig.for_command(
+            options.config, queues=options.queues, max_rate=options.max_rate, needs=OF_A_JOB
+        )
         spark = spark_session("pairbus-syphon")
         job = syphon(spark, config)
     except OptionError as error:

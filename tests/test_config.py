@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from pairbus import ConfigError, OptionError
 from pairbus.checking import told_queues
-from pairbus.config import LedgerPlaces, NamespaceReference, SyphonConfig, parse_queues
+from pairbus.config import OF_A_JOB, LedgerPlaces, NamespaceReference, SyphonConfig, parse_queues
 from pairbus.references import CREDENTIALS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -582,3 +582,39 @@ def test_a_configuration_cannot_be_changed() -> None:
     """Checked once, it stays so."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         config().late = "never"  # type: ignore[misc]
+
+
+def test_a_command_names_all_that_is_wrong_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mistakes in the file and on the command line, what the ledger lacks, and references that lead nowhere."""
+    for name in ("NOT_SET_A", "NOT_SET_B"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "pairbus.toml"
+    file.write_text(
+        '[primary]\nconnection = "env:NOT_SET_A"\n[secondary]\nconnection = "env:NOT_SET_B"\n'
+        '[syphon]\nlate = "never"\n[ledger]\npath = "/ledger"\n'
+    )
+    with pytest.raises(ConfigError) as raised:
+        SyphonConfig.for_command(file, queues="x", max_rate=-1.0, needs=OF_A_JOB)
+    late, queues, rate, checkpoint, primary, secondary = raised.value.problems
+    assert raised.value.source == str(file)
+    assert late.startswith("[syphon] late must be one of")
+    assert queues.startswith("--queues must be indexes")
+    assert rate.startswith("--max-rate must be a number")
+    assert checkpoint == "[ledger] checkpoint is missing; a Spark job needs it"
+    assert "NOT_SET_A" in primary
+    assert "NOT_SET_B" in secondary
+
+
+def test_a_command_gets_its_configuration_with_what_it_was_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal is below the ledger unless another is said, so it is not missed there."""
+    for name in ("a", "b"):
+        told = f"Endpoint=sb://{name}.servicebus.windows.net/;SharedAccessKeyName=n;SharedAccessKey=a2V5"
+        monkeypatch.setenv(f"SET_{name.upper()}", told)
+    file = tmp_path / "pairbus.toml"
+    file.write_text(
+        '[primary]\nconnection = "env:SET_A"\n[secondary]\nconnection = "env:SET_B"\n[ledger]\npath = "/ledger"\n'
+    )
+    config = SyphonConfig.for_command(file, queues="3", max_rate=7.0, needs={"journal": ""})
+    assert (config.queues, config.max_rate, config.journal) == ((3,), 7.0, "/ledger/_journal")

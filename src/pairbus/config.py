@@ -105,19 +105,48 @@ class SyphonConfig:
     def load(cls, path: str | os.PathLike[str]) -> SyphonConfig:
         """The configuration in a TOML file."""
         try:
-            text = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError([f"it cannot be read: {error.strerror or error}"], str(path)) from None
-        except UnicodeDecodeError:
-            raise ConfigError(["it is not TOML: TOML is UTF-8"], str(path)) from None
-        try:
-            data = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError([f"it is not TOML: {error}"], str(path)) from None
-        try:
-            return cls.from_mapping(data)
+            return cls.from_mapping(_read(path))
         except ConfigError as error:
             raise ConfigError(error.problems, str(path)) from None
+
+    @classmethod
+    def for_command(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        queues: str | None = None,
+        max_rate: float | None = None,
+        needs: Mapping[str, str],
+    ) -> SyphonConfig:
+        """The configuration in a TOML file but for what a command line says, ready for use: one `ConfigError` names all
+        that is wrong with either, the keys of `[ledger]` that are missing (and why they are needed), and the references
+        that cannot be resolved here."""
+        data = _read(path)
+        problems: Problems = []
+        config = None
+        try:
+            config = cls.from_mapping(data)
+        except ConfigError as error:
+            problems += error.problems
+        if queues is not None:
+            checking.queues(queues, "--queues", problems)
+        if max_rate is not None:
+            checking.rate(max_rate, "--max-rate", problems)
+        given = data.get("ledger")
+        for key, why in needs.items():
+            of_path = key == "journal" and isinstance(given, dict) and "path" in given
+            if not of_path and not (isinstance(given, dict) and key in given):
+                problems.append(f"[ledger] {key} is missing{why}")
+        for name in _NAMESPACES:  # those that are wrong in themselves are told by now
+            reference = NamespaceReference.read(data[name], f"[{name}]", []) if name in data else None
+            try:
+                if isinstance(reference, NamespaceReference):
+                    reference.resolve()
+            except OptionError as error:
+                problems.append(f"[{name}] {error}")
+        if config is None or problems:
+            raise ConfigError(problems, str(path))
+        return config.with_overrides(queues=queues, max_rate=max_rate)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> SyphonConfig:
@@ -186,6 +215,23 @@ class SyphonConfig:
 
     def _place(self, key: str) -> Any:
         return getattr(self, _LEDGER[key])
+
+
+#: What a Spark job needs of `[ledger]`, and what is said of a key that is missing.
+OF_A_JOB = dict.fromkeys(_LEDGER, "; a Spark job needs it")
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a TOML file holds."""
+    try:
+        found: dict[str, Any] = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError([f"it cannot be read: {error.strerror or error}"], str(path)) from None
+    except UnicodeDecodeError:
+        raise ConfigError(["it is not TOML: TOML is UTF-8"], str(path)) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError([f"it is not TOML: {error}"], str(path)) from None
+    return found
 
 
 def parse_queues(text: str, name: str = "queues") -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ..config import SyphonConfig
 from ..domain.backlog import told_queues
-from ..errors import ConfigError, OptionError, PairbusError
+from ..errors import OptionError, PairbusError
 from .service import Round, Service, service_for
 
 _COULD_NOT, _USAGE_ERROR = 1, 2
@@ -32,9 +32,8 @@ def run(options: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("azure").setLevel(logging.WARNING)
     try:
-        config = SyphonConfig.load(options.config).with_overrides(queues=options.queues, max_rate=options.max_rate)
-        if config.journal is None:
-            raise ConfigError(["[ledger] journal is missing: the folder that every message's fate is written to"])
+        needs = {"journal": ": the folder that every message's fate is written to"}
+        config = SyphonConfig.for_command(options.config, queues=options.queues, max_rate=options.max_rate, needs=needs)
         service = service_for(config)
         service.begin()
     except OptionError as error:

@@ -83,7 +83,7 @@ class Routes:
 
 
 def _shown(told: str) -> str:
-    """What somebody has written into an envelope, so that it can go into logs and the ledger: in one line, and short."""
+    """What somebody has written into an envelope, as it goes into logs and the ledger: in one line, and short."""
     return repr(told if len(told) <= _LONGEST_PATH else f"{told[:_SHOWN]}…")[1:-1]
 
 
