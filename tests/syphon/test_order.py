@@ -512,6 +512,38 @@ def test_an_answer_is_waited_for_only_while_it_is_of_use(patience: float, until:
     assert sender.closed
 
 
+async def test_an_idle_link_that_is_ended_is_opened_again() -> None:
+    """The service ends what was idle for ten minutes: that says nothing of the destination."""
+    made, sender, fates = destination_with(moving())
+    sender.credit = 1
+    made.on_credit()
+    made.on_outcome(sender.pending.pop(), ACCEPTED, None)
+    again = FakeSender()
+    again.credit = 1
+
+    async def opened(*arguments: Any, **more: Any) -> FakeSender:
+        return again
+
+    host = SimpleNamespace(authorize=opened, sender=opened)
+
+    async def connection() -> Any:
+        return host
+
+    made._host = SimpleNamespace(  # type: ignore[assignment]
+        connection=connection, token_path=lambda path: path, timeout=1.0, takes_batches=True
+    )
+    made.on_closed(LinkError("amqp:link:detach-forced", "the link was idle for 600000 ms"))
+    assert made.held_for is None
+    following = moving()
+    following.sequence, following.message = 1, b"x" * following.size
+    made.take(following)
+    while not again.pending:
+        await asyncio.sleep(0)
+        assert 1 not in fates.fates
+    made.on_outcome(again.pending.pop(), ACCEPTED, None)
+    assert fates.fates == {0: "accepted", 1: "accepted"}
+
+
 @pytest.mark.parametrize("session", [None, "a"])
 def test_nothing_is_sent_whose_time_is_over(session: str | None) -> None:
     """Were this process to stand still, another may have the lock by now: what is left of a session goes back whole."""
