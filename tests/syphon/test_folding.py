@@ -357,6 +357,22 @@ def test_a_run_that_was_killed_on_this_machine_is_folded_at_once(killed: str, tm
     assert folder.plan() == []
 
 
+def test_who_only_seems_killed_is_not_folded_where_plans_do_not_exclude(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two containers may have one name, and each its own numbers of processes: there it is the hour that tells."""
+    monkeypatch.setattr(places, "WHOLE_FILE_MOUNTS", (f"{tmp_path}/",))
+    root = str(tmp_path)
+    begun(root, "z")
+    new_journal(root, "z").write(rows(1))
+    kill(tmp_path, "z")
+    folder = begun(root, "k")
+    assert folder.plan() == []
+    for path in [*(tmp_path / "z").rglob("*"), tmp_path / "z"]:
+        os.utime(path, (path.stat().st_mtime - SILENCE_SECONDS - 60,) * 2)
+    assert [fold.run for fold in folder.plan()] == ["z"]
+
+
 @pytest.mark.parametrize("kind", ["disk", "store"])
 def test_what_is_done_is_folded_by_whoever_comes(kind: str, tmp_path: Path) -> None:
     """Another that idles, and would be the one to clear up, is not waited for; where plans do not exclude one another

@@ -289,7 +289,7 @@ class Destination:
         """The link, or its connection, is gone: nobody knows what became of what was in flight."""
         sender, self._sender = self._sender, None
         if not (isinstance(error, ConnectionLost) or self._in_flight or self.is_waiting):
-            # The service ends links that are idle for ten minutes. It is opened again when it is needed, or says why not.
+            # The service ends links that are idle for ten minutes. It is opened again when needed, or says why not.
             self._opening, self._has_refused = None, False
             return
         of_the_message = error.condition in OF_THE_MESSAGE

@@ -210,8 +210,13 @@ class JournalFolder:
         near = [name for name in (own, *self._before) if name in runs]
         others = [name for name in runs if name not in near]
         done = [name for name in others if runs[name].has(DONE)]
+        # Where plans do not exclude one another, who only seems dead must not be folded: containers may share a name.
         over = [
-            name for name in others if name in done or _is_silent(runs[name].changed, now) or self._is_dead(runs[name])
+            name
+            for name in others
+            if name in done
+            or _is_silent(runs[name].changed, now)
+            or (self._place.excludes and self._is_dead(runs[name]))
         ]
         empty = [name for name in others if not runs[name].files]
         for name in empty:
