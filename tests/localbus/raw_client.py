@@ -10,6 +10,7 @@ import socket
 import struct
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -224,6 +225,28 @@ class RawClient:
         reply = self._ask(f"{entity}/$management", Message(properties={"operation": operation}, body=body))
         condition = reply.properties.get("errorCondition")
         return reply.properties["statusCode"], _owned(reply.body), None if condition is None else str(condition)
+
+    def requests(self, entity: str, operation: str, bodies: list[dict[str, Any]]) -> Iterator[tuple[int, Any]]:
+        """Ask all at once and then take the answers one by one, in order: status and body of each."""
+        node = f"{entity}/$management"
+        back = self._session.receiver(f"back-{uuid.uuid4()}")
+        back.source.address = node
+        back.target.address = f"reply-{uuid.uuid4()}"
+        self._open(back)
+        sender, ids = self.sender(node), []
+        for body in bodies:
+            ids.append(uuid.uuid4())
+            message = Message(id=ids[-1], reply_to=back.target.address, properties={"operation": operation}, body=body)
+            sender.delivery(str(ids[-1]))
+            sender.stream(message.encode())
+            sender.advance()
+        for id in ids:
+            received = self.receive(back)
+            received.delivery.settle()
+            reply = Message()
+            reply.decode(received.payload)
+            assert reply.correlation_id == id
+            yield reply.properties["statusCode"], _owned(reply.body)
 
     def _ask(self, node: str, message: Message) -> Message:
         if node not in self._nodes:

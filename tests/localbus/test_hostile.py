@@ -211,6 +211,27 @@ def test_requests_whose_answers_are_not_read_come_to_an_end(bus: LocalBus, full_
             assert resident(bus) - before < 80 * MEGABYTE  # a gigabyte was asked for
 
 
+def test_requests_that_wait_for_answers_to_be_read_are_bounded(bus: LocalBus, full_queue: str) -> None:
+    """What is not carried out yet is kept, up to some megabytes: then the connection ends."""
+    request = {"from-sequence-number": ULong(0), "message-count": 200}
+    properties = {"operation": "com.microsoft:peek-message", "padding": b"x" * 60_000}
+    raw = (
+        amqp.described(0x73, "1", None, None, None, "m")
+        + b"\x00\x53\x74" + encode(properties) + b"\x00\x53\x77" + encode(request)
+    )  # fmt: skip
+    with connected(bus) as peer:
+        before = resident(bus)
+        peer.send(
+            amqp.attach("m-out", 2, f"{full_queue}/$management")
+            + amqp.attach("m-in", 3, f"{full_queue}/$management", receiver=True, reply="m")
+        )
+        for n in range(1, 900):
+            if not peer.send(amqp.transfer(2, n, raw)):
+                break
+        assert ends(peer) == "amqp:resource-limit-exceeded"
+        assert resident(bus) - before < 80 * MEGABYTE
+
+
 def test_half_a_frame_and_silence(bus: LocalBus, witness: Witness) -> None:
     """Clients that stop in the middle of a frame, at any place, wait alone."""
     whole = b"".join(amqp.authorized("sb://x/", TOKEN))

@@ -371,6 +371,22 @@ def test_one_unknown_number_refuses_all() -> None:
     assert [m.sequence for m in queue.receive_deferred([2, 2], 0.0)] == [2], "named twice, meant once"
 
 
+@pytest.mark.parametrize("delete", [False, True])
+def test_too_much_at_once_is_refused_by_number(delete: bool) -> None:
+    """Several messages above the limit are not locked and not removed; a single one may be of any size."""
+    queue, _ = queue_of()
+    for _ in range(3):
+        put(queue, 0.0, b"x" * 1000)
+    for message in queue.acquire(0.0, 3):
+        queue.defer(message.lock.tag, 0.0)
+    with pytest.raises(BusError) as refused:
+        queue.receive_deferred([1, 2, 3], 1.0, delete=delete, most_bytes=2500)
+    assert refused.value.condition == "amqp:link:message-size-exceeded"
+    assert [m.lock for m in queue.messages.values()] == [None, None, None]
+    assert len(queue.receive_deferred([1], 1.0, delete=delete, most_bytes=10)) == 1
+    assert len(queue.receive_deferred([2, 3], 1.0, delete=delete, most_bytes=2500)) == 2
+
+
 def test_taking_stops_at_the_bytes_that_were_allowed() -> None:
     """At least one message, and none after the one that reached the limit."""
     queue, _ = queue_of()

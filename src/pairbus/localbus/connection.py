@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..domain.values import AmqpDecodeError
 from . import conditions, engine
+from .answering import Answering
 from .attach import attach
 from .auth import Grant, unauthorized
 from .conditions import BusError
@@ -68,11 +69,10 @@ class AmqpConnection(asyncio.Protocol):
         self._hang_up = False
         self._ended = False
         self._linger: asyncio.TimerHandle | None = None
-        #: Receivers that wait until less is buffered; the bytes of messages that are not whole yet, and of
-        #: replies that are not sent yet.
-        self.stalled: set[LinkHandler] = set()
+        #: Who waits until less is buffered; and the bytes of messages that are not whole yet.
+        self.stalled: set[LinkHandler | Answering] = set()
         self.unfinished = 0
-        self.owed = 0
+        self.answering = Answering(self)
 
     # --- asyncio ---------------------------------------------------------------------------------------
 
@@ -236,8 +236,8 @@ class AmqpConnection(asyncio.Protocol):
             self._end(self._transport)
         if self.stalled:
             stalled, self.stalled = self.stalled, set()
-            for handler in stalled:
-                handler.on_flow()
+            for each in stalled:
+                each.on_flow()
 
     def _end(self, transport: asyncio.Transport) -> None:
         """Nothing more is written. What was may still be read; who does not read it is cut off.

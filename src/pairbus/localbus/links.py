@@ -94,12 +94,17 @@ class Incoming(LinkHandler):
             number = formats.pop((self.name.encode(), engine.tag(delivery)), 0)
         lib.pn_link_advance(link)
         if lib.pn_link_credit(link) < CREDIT // 2:
-            # A client's odd flow can make Proton's count absurd: no more than fits its int.
-            lib.pn_link_flow(link, min(CREDIT - lib.pn_link_credit(link), 0x7FFFFFFF))
+            self.renew_credit()
         if size or len(raw) > self.limit:
             self.answer(delivery, size_exceeded(self.path, size or len(raw), self.limit))
         else:
             self.on_message(delivery, raw, number)
+
+    def renew_credit(self) -> None:
+        if self.open:
+            # A client's odd flow can make Proton's count absurd: no more than fits its int.
+            lib.pn_link_flow(self.link, min(CREDIT - lib.pn_link_credit(self.link), 0x7FFFFFFF))
+            self.connection.wants_output()
 
     def _collect(self, piece: bytes) -> None:
         if self._oversize or len(self._partial) + len(piece) > self.limit:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MAX_REQUEST = 1024 * 1024
-_MAX_UNREAD = 16 * 1024 * 1024
 
 
 class Replies(Outgoing):
@@ -38,10 +37,8 @@ class Replies(Outgoing):
 
     def send(self, message: bytes) -> None:
         if self.connection.alive and self.open and not self.connection.closing:
-            if self.buffered() > _MAX_UNREAD:
-                self.connection.give_up("The answers to this connection's requests are not read.")
-                return
             self._sent += 1
+            self.connection.answering.given += len(message)
             engine.send(self.link, self._sent.to_bytes(4, "big"), message, settled=True)
             self.connection.wants_output()
 
@@ -54,8 +51,16 @@ class Requests(Incoming):
 
     def on_message(self, delivery: Any, raw: bytes, number: int) -> None:
         self.answer(delivery)
-        if self.connection.closing:
-            return
+        if not self.connection.closing:
+            self.connection.answering.ask(lambda: self._carry_out(raw), len(raw))
+
+    def renew_credit(self) -> None:
+        if self.connection.answering.is_behind:
+            self.connection.answering.withhold_credit(self)
+        else:
+            super().renew_credit()
+
+    def _carry_out(self, raw: bytes) -> None:
         try:
             request = read_request(raw)
         except AmqpDecodeError as error:
@@ -66,7 +71,8 @@ class Requests(Incoming):
         if fault.swallow:
             self.swallowed = True
         elif fault.latency:
-            server.later(self, fault.latency, lambda: self._reply(request, fault))
+            answering = self.connection.answering
+            server.later(self, fault.latency, lambda: answering.ask(lambda: self._reply(request, fault), len(raw)))
         else:
             self._reply(request, fault)
 
@@ -77,12 +83,11 @@ class Requests(Incoming):
             return
         delay = fault.latency + fault.late
         connection = self.connection
-        connection.owed += len(reply)
-        if connection.owed > _MAX_UNREAD:
-            connection.give_up("Too many requests at once.")
+        connection.answering.owed += len(reply)
 
         def send() -> None:
-            connection.owed -= len(reply)
+            connection.answering.owed -= len(reply)
+            connection.wants_output()  # others may wait for it
             link = self._reply_link(request)
             if link is not None:
                 link.send(reply)

@@ -25,6 +25,8 @@ _UUIDS, _LONGS, _TIMES, _STRINGS = 0x98, 0x81, 0x83, 0xB1
 _MAX_PEEK = 1000
 _MAX_DELETE = 4000
 _MAX_REPLY = 512 * 1024
+#: Messages that are received by number come whole or not at all; so many bytes of several, or one of any size.
+_MAX_RECEIVED = 32 * 1024 * 1024
 #: The last second of .NET's calendar, in milliseconds: sessions "updated since" then are all sessions.
 _END_OF_TIME = 253_402_300_799_000
 
@@ -141,7 +143,7 @@ class Operations:
         delete = request.field("receiver-settle-mode", int, optional=True) == 0
         sequences = _numbers(request)
         owner = None if session is None else session.owner
-        messages = queue.receive_deferred(sequences, now, owner, session, delete=delete)
+        messages = queue.receive_deferred(sequences, now, owner, session, delete=delete, most_bytes=_MAX_RECEIVED)
         return Reply(body={"messages": [self._received(message) for message in messages]})
 
     def _received(self, message: Message) -> dict[str, Any]:

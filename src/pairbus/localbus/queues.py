@@ -57,8 +57,12 @@ class Queue(Holding):
         session: Session | None = None,
         *,
         delete: bool = False,
+        most_bytes: float = NEVER,
     ) -> list[Message]:
-        """Deferred messages by their numbers; one that is not there, or not deferred, refuses all."""
+        """Deferred messages by their numbers; one that is not there, or not deferred, refuses all.
+
+        So do several that have more than `most_bytes` together.
+        """
         found = []
         for sequence in dict.fromkeys(sequences):  # one that is named twice is meant once
             message = self.messages.get(sequence)
@@ -74,6 +78,13 @@ class Queue(Holding):
                     "does not exist or is not deferred.",
                 )
             found.append(message)
+        size = sum(message.size for message in found)
+        if size > most_bytes and len(found) > 1:
+            raise BusError(
+                conditions.MESSAGE_SIZE_EXCEEDED,
+                f"The {len(found)} messages have {size} bytes together; {most_bytes} can be received at once. Ask for "
+                "fewer of them.",
+            )
         if delete:
             for message in found:
                 self._remove(message)
