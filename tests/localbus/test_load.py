@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -36,7 +37,8 @@ from tests.localbus.raw_client import RawClient
 pytestmark = FORGETS_SOCKETS
 
 CLIENTS = 1000
-ENTITIES = "".join(f'[[queues]]\nname = "{name}"\n' for name in ("calm", "flooded", "slow", "silent", "stuck"))
+QUEUES = ("calm", "crowded", "flooded", "slow", "silent", "stuck")
+ENTITIES = "".join(f'[[queues]]\nname = "{name}"\n' for name in QUEUES)
 PAYLOAD = Message(body=b"x" * 1000, inferred=True).encode()
 
 
@@ -119,6 +121,11 @@ class Calm:
             assert self.raw.settle(self._receiver, received) is None
 
 
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def body_of(payload: bytes) -> Any:
     message = Message()
     message.decode(payload)
@@ -198,6 +205,32 @@ def test_a_black_hole_does_not_swallow_the_others(bus: LocalBus, calm: Calm) -> 
         assert not any(each.remote_state for some in waiting for each in some)
     for each in stuck:
         each.drop()
+
+
+def test_receivers_that_ask_for_nothing_cost_nothing(bus: LocalBus, calm: Calm) -> None:
+    """A thousand are open on one queue: a message for it, or beside it, costs the broker no multiple of before.
+
+    Counted in seconds of the broker's CPU: how long it takes says little on a shared machine.
+    """
+
+    def spent(messages: int = 300) -> float:
+        before = _cpu_seconds(bus.pid)
+        for number in range(messages):
+            sender.send(link, PAYLOAD)
+            if not number % 10:
+                calm.work(1)
+        return _cpu_seconds(bus.pid) - before
+
+    with RawClient(bus) as sender, RawClient(bus) as crowd:
+        for each in (sender, crowd):
+            each.put_token("crowded")
+        link = sender.sender("crowded")
+        spent(50)
+        alone = spent()
+        for _ in range(CLIENTS):
+            crowd.receiver("crowded")
+        assert spent() < 4 * alone + 0.2
+        assert len(crowd.receive(crowd.receiver("crowded", 1)).payload) > 1000
 
 
 def test_a_client_that_does_not_read_holds_nobody_up(bus: LocalBus, calm: Calm) -> None:

@@ -19,7 +19,7 @@ from pairbus.localbus.dispatch import Dispatcher
 from pairbus.localbus.message import Draft, Message, read_message
 from pairbus.localbus.payload import View
 from pairbus.localbus.queues import Queue
-from pairbus.localbus.sessions import GONE, Line, SessionTable
+from pairbus.localbus.sessions import GONE, Line, Session, SessionTable
 from pairbus.localbus.settings import QueueSettings
 from tests.localbus import amqp_frames as amqp
 from tests.localbus.test_queue_machine import Books, make
@@ -175,14 +175,20 @@ class Receiver:
         self.queue, self.appetite, self.most = queue, appetite, most
         self.got: list[int] = []
         self.open = True
-        self.session = None
+        self.session: Session | None = None
         self.connection = SimpleNamespace(server=SimpleNamespace(schedule=lambda: None))
+        self.asked = 0
+
+    @property
+    def wants(self) -> bool:
+        return self.appetite > 0 and len(self.got) < self.most
 
     def pull(self, now: float) -> bool:
+        self.asked += 1
         room = min(self.appetite, self.most - len(self.got))
-        taken = self.queue.acquire(now, room, self, delete=True) if room > 0 else []
+        taken = self.queue.acquire(now, room, self, self.session, delete=True) if room > 0 else []
         self.got += [m.sequence for m in taken]
-        return len(self.got) < self.most and self.queue.has_ready()
+        return len(self.got) < self.most and self.queue.has_ready(self.session)
 
 
 def test_receivers_of_a_queue_take_turns() -> None:
@@ -194,6 +200,7 @@ def test_receivers_of_a_queue_take_turns() -> None:
     receivers: list[Any] = [Receiver(queue, 10) for _ in range(3)]
     for each in receivers:
         dispatcher.add(each)
+        dispatcher.wake(each)
     more = dispatcher.run([queue], 0.0)
     assert [len(each.got) for each in receivers] == [10, 10, 10]
     while more:
@@ -209,6 +216,7 @@ def test_one_message_at_a_time_goes_round() -> None:
     receivers: list[Any] = [Receiver(queue, 10) for _ in range(3)]
     for each in receivers:
         dispatcher.add(each)
+        dispatcher.wake(each)
     for _ in range(30):
         put(queue, 0.0)
         dispatcher.run([queue], 0.0)
@@ -222,11 +230,58 @@ def test_a_receiver_that_left_gets_nothing() -> None:
     gone, stays = Receiver(queue, 1), Receiver(queue, 1)
     for each in (gone, stays):
         dispatcher.add(each)  # type: ignore[arg-type]
-    dispatcher.wake(gone)  # type: ignore[arg-type]
+        dispatcher.wake(each)  # type: ignore[arg-type]
     dispatcher.remove(gone)  # type: ignore[arg-type]
     put(queue, 0.0)
     dispatcher.run([queue], 0.0)
     assert (gone.got, stays.got) == ([], [1])
+
+
+def test_receivers_without_credit_are_not_asked() -> None:
+    """However many are open, a message is offered to those that want one; one that has had enough drops out."""
+    queue, _ = queue_of()
+    dispatcher = Dispatcher()
+    idle: list[Any] = [Receiver(queue, 0) for _ in range(1000)]
+    one: Any = Receiver(queue, 10, most=5)
+    for each in [*idle[:500], one, *idle[500:]]:
+        dispatcher.add(each)
+    dispatcher.wake(one)
+    for number in range(1, 9):
+        put(queue, 0.0)
+        dispatcher.run([queue], 0.0)
+        assert one.asked == min(number, 5)
+    assert one.got == [1, 2, 3, 4, 5]
+    assert sum(each.asked for each in idle) == 0
+    idle[3].appetite = 10
+    dispatcher.wake(idle[3])
+    dispatcher.run([], 0.0)
+    assert idle[3].got == [6, 7, 8]
+    put(queue, 0.0)
+    dispatcher.run([queue], 0.0)
+    assert idle[3].got == [6, 7, 8, 9]
+
+
+def test_what_comes_for_a_session_wakes_its_holder_alone() -> None:
+    """Who holds another session is not asked, and nobody twice for one message."""
+    queue, _ = queue_of(requires_session=True)
+    dispatcher = Dispatcher()
+    holders: list[Any] = []
+    for number in range(1000):
+        holder: Any = Receiver(queue, 10)
+        holder.session = queue.accept_session(str(number), holder, 0.0)
+        holders.append(holder)
+        dispatcher.add(holder)
+    for _ in range(3):
+        put(queue, 0.0, session_id="77")
+        dispatcher.run([queue], 0.0)
+    assert holders[77].got == [1, 2, 3]
+    assert sum(each.asked for each in holders) == holders[77].asked == 3
+    dispatcher.remove(holders[77])
+    queue.release_session(holders[77].session, holders[77], 0.0)
+    put(queue, 0.0, session_id="77")
+    put(queue, 0.0, session_id="78")
+    dispatcher.run([queue], 0.0)
+    assert (holders[77].got, holders[78].got) == ([1, 2, 3], [5])
 
 
 class Waiter:

@@ -56,6 +56,7 @@ class Broker(Catalog):
         self.created_at = clock()
         self.on_session_lost: SessionLost = lambda queue, session, owner: None
         self.on_deleted: Callable[[Queue | Hub], None] = lambda entity: None
+        self.on_changed: Callable[[Queue], None] = lambda queue: None
         self.on_work: Callable[[], None] = lambda: None
         self._ready: dict[Queue, None] = {}
         self._stalled: dict[Queue, float] = {}
@@ -64,7 +65,7 @@ class Broker(Catalog):
         self._last_id = 0
         self._users: dict[int, int] = {}
         self._forget_at: dict[int, float] = {}
-        super().__init__(self, self.store, clock, self._forget)
+        super().__init__(self, self.store, clock, self._forget, self._change)
         if isinstance(self.store, SqliteStore):
             self._restore(self.store)
 
@@ -141,6 +142,10 @@ class Broker(Catalog):
             self._stalled.pop(entity, None)
         self.on_deleted(entity)
         self.on_work()  # a turn makes it durable: nobody waits for the end of what was only idle
+
+    def _change(self, queue: Queue) -> None:
+        self.on_changed(queue)
+        self.ready(queue)
 
     # --- taking in -------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ _IMMUTABLE = ("requires_session", "requires_duplicate_detection", "enable_partit
 
 
 class Catalog:
-    """All entities, by lower-case path. `on_delete` is told of every queue that goes."""
+    """All entities, by lower-case path. `on_delete` is told of every queue that goes, `on_change` of new settings."""
 
     def __init__(
         self,
@@ -32,11 +32,13 @@ class Catalog:
         store: Store,
         clock: Callable[[], float],
         on_delete: Callable[[Queue | Hub], None],
+        on_change: Callable[[Queue], None],
     ) -> None:
         self._effects = effects
         self._store = store
         self._clock = clock
         self._on_delete = on_delete
+        self._on_change = on_change
         self._queues: dict[str, Queue] = {}
         self._topics: dict[str, Topic] = {}
         self._hubs: dict[str, Hub] = {}
@@ -293,12 +295,12 @@ class Catalog:
         if queue.dead_letters is not None:
             forward = settings.forward_dead_lettered_messages_to
             queue.dead_letters.reconfigure(_sub_queue_settings(settings, forward))
-            self._effects.ready(queue.dead_letters)
+            self._on_change(queue.dead_letters)
         if queue.transfer_dead_letters is not None:
             queue.transfer_dead_letters.reconfigure(_sub_queue_settings(settings, None))
-            self._effects.ready(queue.transfer_dead_letters)
+            self._on_change(queue.transfer_dead_letters)
         queue.updated_at = self._clock()
-        self._effects.ready(queue)
+        self._on_change(queue)
 
     def _discard(self, queue: Queue) -> None:
         for each in (queue, queue.dead_letters, queue.transfer_dead_letters):

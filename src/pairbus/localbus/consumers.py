@@ -35,6 +35,8 @@ class Consumer(Outgoing):
         self.queue = queue
         self.session = session
         self.delete = lib.pn_link_remote_snd_settle_mode(link) == lib.PN_SND_SETTLED
+        #: Whether it may be asked to take messages: it has credit, and nothing holds it up that wakes it afterwards.
+        self.wants = False
         self._unsettled: dict[Any, bytes] = {}
         self._on_their_way = 0
         self._owner = object() if session is None else session.owner
@@ -62,6 +64,7 @@ class Consumer(Outgoing):
         """Take what credit allows; says whether more could be had at once."""
         connection = self.connection
         server = connection.server
+        self.wants = False
         if not connection.alive or not self.open:
             return False
         if not connection.writable:
@@ -94,8 +97,9 @@ class Consumer(Outgoing):
                 else:
                     self._push(pairs)
                 server.schedule()
-                if len(messages) == room or sum(m.size for m in messages) >= _BUFFERED:
-                    return self.credit() - self._on_their_way > 0 and self.queue.has_ready(self.session)
+            self.wants = self.credit() > self._on_their_way
+            if messages and (len(messages) == room or sum(m.size for m in messages) >= _BUFFERED):
+                return self.wants and self.queue.has_ready(self.session)
         if not self._on_their_way:
             self.finish_drain()
         return False

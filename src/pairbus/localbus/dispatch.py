@@ -1,18 +1,22 @@
-"""Who gets the next message: the receivers of each queue in turn, and those that wait for a session."""
+"""Who gets the next message: the receivers of each queue in turn, and those that wait for a session.
+
+However many receivers are open, only those are asked that have credit, and of a session only its holder.
+"""
 
 from __future__ import annotations
 
 import heapq
 import logging
 import sqlite3
-from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from . import conditions
 from .conditions import BusError
 from .queues import Queue
+from .sessions import Session
 
 if TYPE_CHECKING:
     from .consumers import Consumer
@@ -33,8 +37,11 @@ class Waiting(Protocol):
 
 @dataclass(eq=False)
 class _Receivers:
-    consumers: deque[Consumer]
-    waiting: deque[Waiting]
+    #: All; those of them that have credit, in turn; and those that hold a session, by it.
+    consumers: dict[Consumer, None] = field(default_factory=dict)
+    hungry: OrderedDict[Consumer, None] = field(default_factory=OrderedDict)
+    holders: dict[Session, Consumer] = field(default_factory=dict)
+    waiting: deque[Waiting] = field(default_factory=deque)
 
 
 class Dispatcher:
@@ -49,17 +56,23 @@ class Dispatcher:
     def _of(self, queue: Queue) -> _Receivers:
         found = self._queues.get(queue)
         if found is None:
-            found = self._queues[queue] = _Receivers(deque(), deque())
+            found = self._queues[queue] = _Receivers()
         return found
 
     def add(self, consumer: Consumer) -> None:
-        self._of(consumer.queue).consumers.append(consumer)
+        found = self._of(consumer.queue)
+        found.consumers[consumer] = None
+        if consumer.session is not None:
+            found.holders[consumer.session] = consumer
 
     def remove(self, consumer: Consumer) -> None:
         self._woken.pop(consumer, None)
         found = self._queues.get(consumer.queue)
         if found is not None and consumer in found.consumers:
-            found.consumers.remove(consumer)
+            del found.consumers[consumer]
+            found.hungry.pop(consumer, None)
+            if consumer.session is not None:
+                found.holders.pop(consumer.session, None)
             self._tidy(consumer.queue)
 
     def wait(self, queue: Queue, waiting: Waiting) -> None:
@@ -75,6 +88,9 @@ class Dispatcher:
     def wake(self, consumer: Consumer) -> None:
         """A receiver has new credit, or can be written to again."""
         self._woken[consumer] = None
+        found = self._queues.get(consumer.queue)
+        if consumer.session is None and found is not None and consumer in found.consumers:
+            found.hungry[consumer] = None
         consumer.connection.server.schedule()
 
     def consumers(self, queue: Queue) -> list[Consumer]:
@@ -91,32 +107,46 @@ class Dispatcher:
                 continue
             while found.waiting and found.waiting[0].offer(now):
                 found.waiting.popleft()
-            for _ in range(len(found.consumers)):
-                if not found.consumers:
-                    break
-                consumer = found.consumers[0]
-                found.consumers.rotate(-1)
+            for consumer in self._asked(queue, found):
                 woken.pop(consumer, None)
                 if self._serve(consumer, now):
                     self._woken[consumer] = None
                     more = True
-                if consumer.open and consumer.session is None and not queue.has_ready():
-                    break  # nothing is left: the next round begins with the next receiver
         for consumer in woken:
             if consumer.open and self._serve(consumer, now):
                 self._woken[consumer] = None
                 more = True
         return more
 
+    def _asked(self, queue: Queue, found: _Receivers) -> Iterator[Consumer]:
+        """Who may take something of a queue that has it; each is served before the next is named."""
+        if queue.sessions is not None:
+            for session in queue.sessions.take_stirred():
+                if session in found.holders:
+                    yield found.holders[session]
+            return
+        hungry = found.hungry
+        for _ in range(len(hungry)):
+            if not hungry or not queue.has_ready():
+                return  # nothing is left: the next round begins with the next receiver
+            consumer = next(iter(hungry))
+            hungry.move_to_end(consumer)
+            yield consumer
+
     def _serve(self, consumer: Consumer, now: float) -> bool:
+        more = False
         try:
-            return consumer.pull(now)
+            more = consumer.pull(now)
         except sqlite3.Error:
             raise  # what the store does not give back concerns everybody
         except Exception:
             log.exception("a receiver could not be served; its connection is dropped")
             consumer.connection.drop()
-            return False
+        if not consumer.wants:
+            found = self._queues.get(consumer.queue)
+            if found is not None:
+                found.hungry.pop(consumer, None)
+        return more
 
     def expire(self, now: float) -> None:
         """Tell those who have waited long enough that there was no session for them."""

@@ -80,6 +80,7 @@ class Server:
         broker.on_work = self.schedule
         broker.on_session_lost = self._session_lost
         broker.on_deleted = self._deleted
+        broker.on_changed = self._changed
         self.schedule()
 
     # --- the turn --------------------------------------------------------------------------------------
@@ -245,6 +246,12 @@ class Server:
                         "The session lock has expired on the MessageSession. Accept a new MessageSession.",
                     )
                 )
+
+    def _changed(self, queue: Queue) -> None:
+        """New settings: who may not receive any more is told, whether it waits for messages or not."""
+        if queue.settings.forward_to is None:
+            for consumer in self.dispatcher.consumers(queue):
+                self.dispatcher.wake(consumer)
 
     def _deleted(self, entity: Queue | Hub) -> None:
         path = entity.path if isinstance(entity, Queue) else entity.settings.name

@@ -92,6 +92,7 @@ class SessionTable:
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
         self._free: dict[str, Session] = {}
+        self._stirred: dict[Session, None] = {}
         self._ends = Deadlines(self._ends_at)
 
     def get(self, id: str) -> Session | None:
@@ -111,7 +112,15 @@ class SessionTable:
         if session.owner is None and session.line.head() is not None:
             self._free[session.id] = session
             return True
+        if session.owner is not None:
+            self._stirred[session] = None
         return False
+
+    def take_stirred(self) -> list[Session]:
+        """Sessions that may have something for their holders since this was last asked."""
+        stirred = list(self._stirred)
+        self._stirred.clear()
+        return stirred
 
     def next_free(self) -> Session | None:
         while self._free:
@@ -134,6 +143,7 @@ class SessionTable:
     def unlock(self, session: Session) -> None:
         session.owner = None
         session.held = {}
+        self._stirred.pop(session, None)
         self.forget_if_idle(session)
 
     def forget_if_idle(self, session: Session) -> None:
