@@ -1,21 +1,25 @@
-"""Answers of `$management` that are many or large: each request is answered, and what it did is not lost."""
+"""Requests to `$management`, and answers of it, that are many or large: each is answered, what it did is not lost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import MessageSizeExceededError
 from azure.servicebus.management import ServiceBusAdministrationClient
-from proton import Message, int32, uint
+from proton import Message, int32, symbol, timestamp, uint
 
 from pairbus.localbus import LocalBus
-from tests.localbus.process_fixtures import counts
-from tests.localbus.raw_client import RawClient, longs, uuids
+from tests.localbus.process_fixtures import connect, counts
+from tests.localbus.raw_client import RawClient, RawError, longs, uuids
 from tests.localbus.sdk_clients import unique
 
 PEEK = "com.microsoft:peek-message"
 RECEIVE = "com.microsoft:receive-by-sequence-number"
+SCHEDULE = "com.microsoft:schedule-message"
 DISPOSE = "com.microsoft:update-disposition"
 MEGABYTE = 1024 * 1024
 
@@ -75,6 +79,44 @@ def test_a_large_message_is_peeked_and_received_by_number(raw: RawClient, queue:
     assert (status, condition) == (413, "amqp:link:message-size-exceeded")
     for number in numbers:
         assert receive(raw, queue, [number])[0] == 200
+
+
+def test_a_schedule_that_is_too_large_is_refused_and_the_next_is_not(
+    bus: LocalBus, admin_client: ServiceBusAdministrationClient
+) -> None:
+    """A request of more than a megabyte raises the SDK's size error; its sender goes on scheduling and sending."""
+    queue, when = unique("q"), datetime.now(timezone.utc) + timedelta(hours=1)
+    admin_client.create_queue(queue)
+    message = ServiceBusMessage(b"x" * 20_000)
+    with connect(bus.connection_string) as client, client.get_queue_sender(queue) as sender:
+        for _ in range(2):
+            with pytest.raises(MessageSizeExceededError):
+                sender.schedule_messages([message] * 60, when)
+            assert len(sender.schedule_messages([message] * 40, when)) == 40
+        sender.send_messages(ServiceBusMessage("now"))
+    assert counts(bus, queue) == (1, 0, 80)
+
+
+def test_a_message_as_large_as_its_entity_allows_is_scheduled(raw: RawClient, queue: str, bus: LocalBus) -> None:
+    """Where a message may have more than a megabyte, so may a request."""
+    later = {symbol("x-opt-scheduled-enqueue-time"): timestamp(4_000_000_000_000)}
+    payload = Message(body=b"x" * 3 * MEGABYTE, inferred=True, annotations=later).encode()
+    status, found, _ = raw.request(queue, SCHEDULE, {"messages": [{"message-id": "m", "message": payload}]})
+    assert (status, list(found["sequence-numbers"].elements)) == (200, [1])
+    assert counts(bus, queue) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("before", [0, 20_000])
+def test_a_request_is_refused_by_who_can_be_told(raw: RawClient, before: int) -> None:
+    """The answer goes to the address near the request's beginning; where none is there, the request is rejected."""
+    annotations = {symbol("a"): b"x" * before} if before else None
+    message = Message(body={"a": b"x" * 2 * MEGABYTE}, annotations=annotations)
+    for _ in range(2):
+        if before:
+            with pytest.raises(RawError, match="message-size-exceeded"):
+                raw._ask("$management", message)
+        else:
+            assert raw._ask("$management", message).properties["statusCode"] == 413
 
 
 def test_every_request_of_many_is_answered(raw: RawClient, queue: str) -> None:

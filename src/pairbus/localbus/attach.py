@@ -18,6 +18,7 @@ from .nodes import CbsRequests, ManagementRequests, NamespaceRequests, Replies, 
 from .producers import Producer
 from .queues import Queue
 from .sessions import Session
+from .topics import Topic
 
 if TYPE_CHECKING:
     from .connection import AmqpConnection
@@ -41,10 +42,10 @@ def attach(connection: AmqpConnection, link: Any) -> LinkHandler | None:
     if not text:
         raise BusError(conditions.INVALID_FIELD, "The attach names no entity.")
     if text.rsplit("/", 1)[-1].lower() == "$cbs":
-        return _node(connection, link, incoming, "$cbs", None)
+        return _node(connection, link, incoming, "$cbs")
     address = locate(text, connection.server.broker)
     if address.entity.lower() == "$management":  # how Event Hubs is asked: each request names its hub
-        return _node(connection, link, incoming, "$management", None)
+        return _node(connection, link, incoming, "$management")
     path = address.place
     faults = connection.server.faults
     if faults.is_silent(path):
@@ -57,7 +58,7 @@ def attach(connection: AmqpConnection, link: Any) -> LinkHandler | None:
         raise refused
     target = connection.server.broker.find(address)
     if address.management:
-        return _node(connection, link, incoming, path, address)
+        return _node(connection, link, incoming, path, (address, target))
     if incoming:
         if address.sub_queue is not None or address.subscription is not None:
             raise BusError(conditions.NOT_ALLOWED, f"Messages cannot be sent to '{text}' itself.")
@@ -78,15 +79,21 @@ def attach(connection: AmqpConnection, link: Any) -> LinkHandler | None:
     return _consumer(connection, link, path, target)
 
 
-def _node(connection: AmqpConnection, link: Any, incoming: bool, path: str, address: Address | None) -> LinkHandler:
+def _node(
+    connection: AmqpConnection,
+    link: Any,
+    incoming: bool,
+    path: str,
+    entity: tuple[Address, Queue | Topic | Hub] | None = None,
+) -> LinkHandler:
     echo(link)
     if not incoming:
         replies = Replies(connection, link, path)
         lib.pn_link_open(link)
         return replies
     requests: Requests
-    if address is not None:
-        requests = ManagementRequests(connection, link, path, address)
+    if entity is not None:
+        requests = ManagementRequests(connection, link, path, *entity)
     else:
         requests = (CbsRequests if path == "$cbs" else NamespaceRequests)(connection, link, path)
     requests.start()

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 CREDIT = 1000
 #: Bytes that one client may have sent of messages that are not whole yet.
 _UNFINISHED = 32 * 1024 * 1024
+#: So many of the first bytes are kept of a message that is too large: they may say whom to tell.
+_HEAD = 16 * 1024
 
 
 class LinkHandler:
@@ -59,6 +61,7 @@ class Incoming(LinkHandler):
         self.limit = limit
         self._partial = bytearray()
         self._oversize = 0
+        self._head = b""
 
     def on_closed(self) -> None:
         self._drop_partial()
@@ -96,7 +99,8 @@ class Incoming(LinkHandler):
         if lib.pn_link_credit(link) < CREDIT // 2:
             self.renew_credit()
         if size or len(raw) > self.limit:
-            self.answer(delivery, size_exceeded(self.path, size or len(raw), self.limit))
+            head, self._head = self._head or raw[:_HEAD], b""
+            self.on_oversize(delivery, size_exceeded(self.path, size or len(raw), self.limit), head)
         else:
             self.on_message(delivery, raw, number)
 
@@ -108,6 +112,8 @@ class Incoming(LinkHandler):
 
     def _collect(self, piece: bytes) -> None:
         if self._oversize or len(self._partial) + len(piece) > self.limit:
+            if not self._oversize:
+                self._head = bytes(self._partial[:_HEAD])
             self._oversize = (self._oversize or len(self._partial)) + len(piece)
             self._drop_partial()
             return
@@ -122,6 +128,10 @@ class Incoming(LinkHandler):
 
     def on_message(self, delivery: Any, raw: bytes, number: int) -> None:
         raise NotImplementedError
+
+    def on_oversize(self, delivery: Any, error: BusError, head: bytes) -> None:
+        """A message was too large; nothing but its first bytes was kept."""
+        self.answer(delivery, error)
 
     def answer(self, delivery: Any, error: BusError | None = None) -> None:
         """Accept or reject a delivery, now; one that was sent settled gets no answer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..domain.values import AmqpDecodeError
@@ -12,15 +13,23 @@ from .auth import bad_token
 from .conditions import BusError
 from .engine import lib
 from .faults import Decision
+from .hubs import Hub
 from .links import Incoming, Outgoing
-from .requests import Reply, Request, read_request, write_reply
+from .queues import Queue
+from .requests import Reply, Request, read_head, read_request, write_reply
+from .topics import Topic
 
 if TYPE_CHECKING:
     from .connection import AmqpConnection
 
 log = logging.getLogger(__name__)
 
+#: What a request is answered with: it, and the fault that strikes it.
+_Respond = Callable[[Request, BusError | None], Reply]
+
+#: A request may have so many bytes, or hold one message of the entity's and what belongs to it.
 _MAX_REQUEST = 1024 * 1024
+_AROUND_A_MESSAGE = 64 * 1024
 
 
 class Replies(Outgoing):
@@ -46,8 +55,8 @@ class Replies(Outgoing):
 class Requests(Incoming):
     """The client's sending half: each message is a request."""
 
-    def __init__(self, connection: AmqpConnection, link: Any, path: str) -> None:
-        super().__init__(connection, link, path, _MAX_REQUEST)
+    def __init__(self, connection: AmqpConnection, link: Any, path: str, limit: int = _MAX_REQUEST) -> None:
+        super().__init__(connection, link, path, limit)
 
     def on_message(self, delivery: Any, raw: bytes, number: int) -> None:
         self.answer(delivery)
@@ -66,19 +75,34 @@ class Requests(Incoming):
         except AmqpDecodeError as error:
             self.refuse(BusError(conditions.DECODE_ERROR, f"The request cannot be read: {error}."))
             return
-        server = self.connection.server
+        self._answer(request, len(raw), self.respond)
+
+    def on_oversize(self, delivery: Any, error: BusError, head: bytes) -> None:
+        """Answered like any request: an SDK's sender does not survive that its request is rejected."""
+        request = read_head(head)
+        if request is None:
+            super().on_oversize(delivery, error, head)
+            return
+        self.answer(delivery)
+        if not self.connection.closing:
+            refused: _Respond = lambda request, fault: Reply.of(fault or error)  # noqa: E731
+            self.connection.answering.ask(lambda: self._answer(request, len(head), refused), len(head))
+
+    def _answer(self, request: Request, size: int, respond: _Respond) -> None:
+        """Answer a request, as the faults allow."""
+        server, answering = self.connection.server, self.connection.answering
         fault = server.faults.on_request(self.path, request.operation) if server.faults.active else Decision()
         if fault.swallow:
             self.swallowed = True
         elif fault.latency:
-            answering = self.connection.answering
-            server.later(self, fault.latency, lambda: answering.ask(lambda: self._reply(request, fault), len(raw)))
+            reply = lambda: self._reply(request, fault, respond)  # noqa: E731
+            server.later(self, fault.latency, lambda: answering.ask(reply, size))
         else:
-            self._reply(request, fault)
+            self._reply(request, fault, respond)
 
-    def _reply(self, request: Request, fault: Decision) -> None:
+    def _reply(self, request: Request, fault: Decision, respond: _Respond) -> None:
         server = self.connection.server
-        reply = write_reply(request, self.respond(request, fault.error))
+        reply = write_reply(request, respond(request, fault.error))
         if fault.silent:
             return
         delay = fault.latency + fault.late
@@ -133,8 +157,11 @@ class CbsRequests(Requests):
 class ManagementRequests(Requests):
     """Works on one entity: the one that has its name when it is asked, since the first may be deleted by then."""
 
-    def __init__(self, connection: AmqpConnection, link: Any, path: str, address: Address) -> None:
-        super().__init__(connection, link, path)
+    def __init__(
+        self, connection: AmqpConnection, link: Any, path: str, address: Address, target: Queue | Topic | Hub
+    ) -> None:
+        limit = 0 if isinstance(target, Hub) else target.settings.max_message_size_in_kilobytes * 1024
+        super().__init__(connection, link, path, max(_MAX_REQUEST, limit + _AROUND_A_MESSAGE))
         self._address = address
 
     def respond(self, request: Request, fault: BusError | None) -> Reply:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..domain import sections
-from ..domain.values import AmqpDecodeError, Symbol, decode, encode, encode_list, encode_map
+from ..domain.values import AmqpDecodeError, Symbol, decode, encode, encode_list, encode_map, skip
 from .conditions import BusError
 
 
@@ -64,6 +64,20 @@ def read_request(raw: bytes) -> Request:
             body = decode(raw, section.value)[0]
     named = {str(key): value for key, value in properties.items()}
     return Request(id, reply_to if isinstance(reply_to, str) else None, named, body)
+
+
+def read_head(head: bytes) -> Request | None:
+    """What the first bytes of a request say of who is to be answered; None if that lies further behind."""
+    pos = 0
+    try:
+        while head[pos : pos + 1] == b"\x00":
+            descriptor, value = decode(head, pos + 1)
+            pos = skip(head, value)
+            if descriptor in (sections.PROPERTIES, "amqp:properties:list"):
+                return read_request(head[:pos])
+    except AmqpDecodeError:
+        pass  # this is where it was cut
+    return None
 
 
 def write_reply(request: Request, reply: Reply) -> bytes:
