@@ -146,27 +146,39 @@ class SessionWaiter:
         self._connection = connection
         self._link = link
         self._path = path
-        self._queue = queue
+        self.queue = queue
         self._name = name
         properties = engine.read(lib.pn_link_remote_properties(link))
         wait = properties.get("com.microsoft:timeout") if isinstance(properties, dict) else None
         seconds = wait / 1000 if isinstance(wait, int) and wait > 0 else _DEFAULT_WAIT
         self.deadline = connection.server.now() + seconds
-        self._cancelled = False
+        self._waits = self._cancelled = False
 
     def offer(self, now: float) -> bool:
+        server = self._connection.server
         if self._cancelled or not self._connection.alive:
             return True
+        if server.faults.is_silent(self._path):
+            return False
         try:
-            self._connection.server.broker.check_receive(self._queue)
+            server.broker.check_receive(self.queue)
+            if self._waits and self.queue.has_free_session():
+                self._check_fault()
+            session = self.queue.accept_session(self._name, object(), now)
         except BusError as error:
-            self.give_up(error)  # its owner has disabled it since
+            self.give_up(error)
             return True
-        session = self._queue.accept_session(self._name, object(), now)
         if session is None:
+            self._waits = True
             return False
         self._open(session)
         return True
+
+    def _check_fault(self) -> None:
+        """A link that is opened after a while is refused as one that comes now."""
+        error = self._connection.server.faults.on_attach(self._path)
+        if error is not None:
+            raise error
 
     def _open(self, session: Session) -> None:
         link = self._link
@@ -180,7 +192,7 @@ class SessionWaiter:
         engine.write(data, {engine.symbol(SESSION_FILTER): filled})
         ticks = (int(session.until * 1000) + DOTNET_EPOCH_MS) * 10_000
         engine.write(lib.pn_link_properties(link), {engine.symbol("com.microsoft:locked-until-utc"): ticks})
-        consumer = Consumer(self._connection, link, self._path, self._queue, session)
+        consumer = Consumer(self._connection, link, self._path, self.queue, session)
         lib.pn_link_open(link)
         self._connection.adopt(consumer)
         self._connection.wants_output()
@@ -188,8 +200,12 @@ class SessionWaiter:
     def give_up(self, error: BusError) -> None:
         from .connection import refuse_attach
 
-        if not self._cancelled and self._connection.alive:
-            self._cancelled = True
+        if self._cancelled or not self._connection.alive:
+            return
+        self._cancelled = True
+        if self._connection.server.faults.is_silent(self._path):
+            self._connection.unanswered[self._link] = self._path
+        else:
             refuse_attach(self._link, error)
             self._connection.wants_output()
 
@@ -200,13 +216,24 @@ class SessionWaiter:
 
     def cancel(self) -> None:
         self._cancelled = True
-        self._connection.server.dispatcher.stop_waiting(self._queue, self)
+        self._connection.server.dispatcher.stop_waiting(self.queue, self)
 
 
 class _Pending(LinkHandler):
+    right = LISTEN
+
     def __init__(self, connection: AmqpConnection, link: Any, path: str, waiter: SessionWaiter) -> None:
         super().__init__(connection, link, path)
         self._waiter = waiter
+
+    def refuse(self, error: BusError) -> None:
+        if self.open and self.connection.alive:
+            self._waiter.give_up(error)
+            self.connection.forget(self)
+
+    def on_flow(self) -> None:
+        """A black hole has ended, perhaps: what came meanwhile is offered again."""
+        self.connection.server.broker.ready(self._waiter.queue)
 
     def on_closed(self) -> None:
         self._waiter.cancel()

@@ -177,6 +177,10 @@ class Queue(Holding):
         self.wake(until)
         return session
 
+    def has_free_session(self) -> bool:
+        """Whether `accept_session` would find one for whoever takes any."""
+        return self._table().next_free() is not None
+
     def release_session(self, session: Session, owner: Any, now: float) -> None:
         """The holder leaves: its messages are there again at once, their delivery count as it was."""
         if session.owner is owner and owner is not None:
