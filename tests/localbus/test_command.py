@@ -378,6 +378,23 @@ BAD_FILES = {
         "[[topics]]\nname='t'\n[[topics.subscriptions]]\nname='s'\nfilter=1",
         "unknown key 'filter' in 's' of subscriptions of topic 't'",
     ),
+    "a queue's in a subscription": (
+        "[[topics]]\nname='t'\n[[topics.subscriptions]]\nname='s'\nrequires_duplicate_detection=true",
+        "unknown key 'requires_duplicate_detection' in 's' of subscriptions of topic 't'",
+    ),
+    "a subscription's in a queue": (
+        "[[queues]]\nname='x'\ndead_lettering_on_filter_evaluation_exceptions=false",
+        "unknown key 'dead_lettering_on_filter_evaluation_exceptions' in 'x' of queues",
+    ),
+    "subscription with a slash": (
+        "[[topics]]\nname='t'\n[[topics.subscriptions]]\nname='a/b'", "subscription name 'a/b' may not hold '/'",
+    ),
+    "subscription with a long name": (
+        f"[[topics]]\nname='t'\n[[topics.subscriptions]]\nname='{'a' * 51}'", "is longer than 50 characters",
+    ),
+    "queue called as a subscription": ("[[queues]]\nname = 't/Subscriptions/zz'", "'t/Subscriptions/zz' is how"),
+    "hub called as a rule": ("[[event_hubs]]\nname = 't/subscriptions/a/rules/b'", "no queue, topic or event hub"),
+    "topic called as a listing": ("[[topics]]\nname = 't/subscriptions'", "'t/subscriptions' is how"),
     "unknown in a rule": (
         "[[topics]]\nname='t'\n[[topics.subscriptions]]\nname='s'\nrules=[{name='r', like='x'}]",
         "unknown key 'like' in rule 'r' of 's' of subscriptions of topic 't'",

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from . import conditions
-from .addresses import Address
+from .addresses import Address, Place
 from .conditions import BusError, disabled, not_found
 from .effects import Effects
 from .hubs import Hub
 from .queues import DEAD_LETTER_SUFFIX, Queue
-from .settings import DEFAULT_RULE, HubSettings, QueueSettings, RuleSettings, TopicSettings
+from .settings import DEFAULT_RULE, HubSettings, QueueSettings, RuleSettings, TopicSettings, check_subscription_name
 from .settings_json import dump_settings, dump_subscription, load_settings, load_subscription
 from .store import EntityRow, Store
 from .topics import Rule, Subscription, Topic, inbox_settings
@@ -162,6 +162,7 @@ class Catalog:
         self._discard(topic.inbox)
 
     def create_subscription(self, topic: str, settings: QueueSettings, rule: RuleSettings | None) -> Subscription:
+        check_subscription_name(settings.name)
         owner = self._existing_topic(topic)
         if settings.name.lower() in owner.subscriptions:
             raise _exists(f"{topic}/Subscriptions/{settings.name}")
@@ -313,6 +314,11 @@ class Catalog:
     # --- rules for all -------------------------------------------------------------------------------
 
     def _must_be_free(self, path: str) -> None:
+        if Place.of(path) != Place(path):
+            raise BusError(
+                conditions.INVALID_FIELD,
+                f"'{path}' is how something of a topic's subscriptions is named: no queue, topic or event hub can be.",
+            )
         key = path.lower()
         if key in self._queues or key in self._topics or key in self._hubs:
             raise _exists(path)

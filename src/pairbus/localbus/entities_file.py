@@ -14,6 +14,7 @@ import isodate
 
 from .broker import Broker
 from .conditions import BusError
+from .descriptions import HUB, QUEUE, SUBSCRIPTION, TOPIC, Setting, Shown
 from .settings import (
     DEFAULT_RULE,
     FOREVER,
@@ -96,7 +97,7 @@ def _create(wanted: list[_Wanted], broker: Broker) -> None:
 
 
 def _queue(table: dict[str, Any]) -> _Wanted:
-    settings: QueueSettings = _settings(QueueSettings, table, "queues")
+    settings: QueueSettings = _settings(QueueSettings, QUEUE, table, "queues")
 
     def make(broker: Broker) -> None:
         if broker.queue(settings.name) is None:
@@ -106,7 +107,7 @@ def _queue(table: dict[str, Any]) -> _Wanted:
 
 
 def _hub(table: dict[str, Any]) -> _Wanted:
-    settings: HubSettings = _settings(HubSettings, table, "event_hubs")
+    settings: HubSettings = _settings(HubSettings, HUB, table, "event_hubs")
 
     def make(broker: Broker) -> None:
         if broker.hub(settings.name) is None:
@@ -117,7 +118,7 @@ def _hub(table: dict[str, Any]) -> _Wanted:
 
 def _topic(table: dict[str, Any]) -> list[_Wanted]:
     settings: TopicSettings = _settings(
-        TopicSettings, {k: v for k, v in table.items() if k != "subscriptions"}, "topics", ("subscriptions",)
+        TopicSettings, TOPIC, {k: v for k, v in table.items() if k != "subscriptions"}, "topics", ("subscriptions",)
     )
 
     def make(broker: Broker) -> None:
@@ -132,7 +133,7 @@ def _topic(table: dict[str, Any]) -> list[_Wanted]:
 def _subscription(topic: str, table: dict[str, Any]) -> _Wanted:
     where = f"subscriptions of topic '{topic}'"
     settings: QueueSettings = _settings(
-        QueueSettings, {k: v for k, v in table.items() if k != "rules"}, where, ("rules",)
+        QueueSettings, SUBSCRIPTION, {k: v for k, v in table.items() if k != "rules"}, where, ("rules",)
     )
     here = f"'{settings.name}' of {where}"
     rules = [_rule(rule, here) for rule in _tables(table, "rules", here)]
@@ -186,11 +187,19 @@ def _correlation(given: Any, where: str) -> CorrelationFilter:
     return CorrelationFilter(**given)
 
 
-def _settings(kind: type[Any], table: dict[str, Any], where: str, more: tuple[str, ...] = ()) -> Any:
+def _settings(
+    kind: type[Any],
+    described: tuple[Setting | Shown, ...],
+    table: dict[str, Any],
+    where: str,
+    more: tuple[str, ...] = (),
+) -> Any:
+    """An entity's settings: those that the service's description of its kind has, and no other."""
     if not isinstance(table.get("name"), str):
         raise EntitiesFileError(f"an entry of {where} has no name")
     place = f"'{table['name']}' of {where}"
-    known = {f.name: f for f in fields(kind) if f.name != "authorization_rules"}
+    settable = {each.field for each in described if isinstance(each, Setting)} - {"authorization_rules"}
+    known = {f.name: f for f in fields(kind) if f.name in settable or f.name == "name"}
     _only(table, (*known, *more), place)
     values: dict[str, Any] = {}
     for key, value in table.items():

@@ -12,13 +12,14 @@ from urllib.parse import quote
 from xml.etree.ElementTree import Element
 
 from . import atom
+from .addresses import Place
 from .atomrules import read_rule
 from .conditions import ENTITY_EXISTS, NOT_ALLOWED, UNAUTHORIZED, BusError, not_found
 from .descriptions import HUB, QUEUE, SUBSCRIPTION, TOPIC, View, read_settings
 from .http import Handler, Request, Response
 from .ports import Broker, Rule, Subscription
-from .refusals import Place, refused
-from .settings import HubSettings, QueueSettings, TopicSettings, check_path
+from .refusals import refused
+from .settings import HubSettings, QueueSettings, TopicSettings, check_path, check_subscription_name
 from .xmlvalues import bad, child, read_integer
 
 MANAGE = "Manage"
@@ -218,8 +219,7 @@ class Management:
             self._check_forwards(settings)
             self._broker.update_subscription(topic.settings.name, settings)
         else:
-            if len(place.subscription) > 50:
-                raise bad(f"The subscription name '{place.subscription}' is longer than 50 characters.")
+            check_subscription_name(place.subscription)
             settings = QueueSettings(place.subscription, **given)
             self._check_forwards(settings)
             if self._broker.subscription(place.entity, place.subscription) is not None:

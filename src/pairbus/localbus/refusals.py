@@ -4,44 +4,14 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import dataclass
 from datetime import datetime, timezone
 
+from .addresses import Place
 from .conditions import UNAUTHORIZED, BusError
 from .http import Response, refusal
 
 _MORE = "To know more visit https://aka.ms/sbResourceMgrExceptions."
 _CONFLICT = "Conflict. You're requesting an operation that isn't allowed in the resource's current state."
-
-
-@dataclass(frozen=True)
-class Place:
-    """What a path names: an entity, a topic's subscription, a rule of that; or a listing of one kind."""
-
-    entity: str
-    subscription: str = ""
-    rule: str = ""
-    listing: str = ""
-
-    @classmethod
-    def of(cls, path: str) -> Place:
-        """`a/b` may be a queue's name, so the words between names are looked for from the end."""
-        parts = path.strip("/").split("/")
-        words = [part.lower() for part in parts]
-        if len(parts) >= 5 and words[-4] == "subscriptions" and words[-2] == "rules":
-            return cls("/".join(parts[:-4]), parts[-3], parts[-1])
-        if len(parts) >= 4 and words[-3] == "subscriptions" and words[-1] == "rules":
-            return cls("/".join(parts[:-3]), parts[-2], listing="Rules")
-        if len(parts) >= 3 and words[-2] == "subscriptions":
-            return cls("/".join(parts[:-2]), parts[-1])
-        if len(parts) >= 2 and words[-1] == "subscriptions":
-            return cls("/".join(parts[:-1]), listing="Subscriptions")
-        return cls("/".join(parts))
-
-    def full_name(self, namespace: str) -> str:
-        """The service's internal name of what hangs on a topic."""
-        names = (self.entity, self.subscription, self.rule)
-        return f"{namespace}:Topic:" + "|".join(name for name in names if name)
 
 
 def refused(error: BusError, method: str, path: str, host: str, namespace: str) -> Response:

@@ -17,6 +17,7 @@ PREMIUM_MESSAGE_KILOBYTES = 102_400
 
 #: Of a queue, a topic or an event hub.
 _LONGEST_PATH = 260
+_LONGEST_SUBSCRIPTION = 50
 
 STATUSES = ("Active", "Disabled", "SendDisabled", "ReceiveDisabled")
 
@@ -43,6 +44,16 @@ def check_path(path: str) -> str:
     if any(part.startswith("$") for part in path.split("/")):
         raise _bad("the entity path", path, "a part that begins with '$' belongs to the service")
     return path
+
+
+def check_subscription_name(name: str) -> None:
+    """Refuse a name under which the service would not keep a subscription; what else it may hold says its path."""
+    if len(name) > _LONGEST_SUBSCRIPTION:
+        raise BusError(
+            INVALID_FIELD, f"The subscription name '{name}' is longer than {_LONGEST_SUBSCRIPTION} characters."
+        )
+    if "/" in name:
+        raise BusError(INVALID_FIELD, f"The subscription name '{name}' may not hold '/'.")
 
 
 @dataclass(frozen=True)
