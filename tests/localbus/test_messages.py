@@ -200,6 +200,19 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize(
+    "sent", [amqp.described(0x73, None, None, "to"), b""], ids=["other properties", "no properties"]
+)
+def test_an_event_is_given_no_id(sent: bytes) -> None:
+    """It stays as it came; a message for a queue is given an id where it has none."""
+    raw = sent + b"\x00\x53\x75" + encode(b"body")
+    event, message = read_message(raw, identify=False), read_message(raw)
+    assert event.message_id is None
+    assert Parts.of(event.payload).sent() == raw
+    assert message.message_id
+    assert Parts.of(message.payload).sent() != raw
+
+
 @pytest.mark.parametrize("raw", BAD.values(), ids=BAD.keys())
 def test_what_the_broker_could_not_work_with_is_refused_at_the_door(raw: bytes) -> None:
     """Later it could only fail where there is nobody to tell: in a rule, or when it is dead-lettered."""

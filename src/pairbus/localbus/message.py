@@ -166,8 +166,11 @@ def _instructions(sent: bytes, token: bytes | None) -> bytes:
 _code = attrgetter("code")
 
 
-def read_message(raw: bytes) -> Draft:
-    """Take an encoded message apart: the facts the broker acts on, and a payload that it need not read."""
+def read_message(raw: bytes, *, identify: bool = True) -> Draft:
+    """Take an encoded message apart: the facts the broker acts on, and a payload that it need not read.
+
+    A message without an id is given one, unless it is an event, which the service leaves as it is.
+    """
     header, annotations, items, instructions = NO_HEADER, b"", 0, b""
     draft = Draft(b"", len(raw))
     properties: sections.Section | None = None
@@ -191,26 +194,25 @@ def read_message(raw: bytes) -> Draft:
             if code == sections.APPLICATION_PROPERTIES:
                 sections.check_map(raw, section.value)  # rules and dead-lettering will write into it
             kept.append(raw[section.start : section.end])
-    if draft.message_id is None:
+    if draft.message_id is None and identify:
         # The service gives a message an id where it has none; some SDKs cannot settle one without.
         draft.message_id = uuid4().hex
         value = None if properties is None else properties.value
         listed = sections.with_fields(raw, value, {sections.MESSAGE_ID: encode(draft.message_id)})
         named = sections.section(sections.PROPERTIES, listed)
     else:
-        assert properties is not None
-        named = raw[properties.start : properties.end]
+        named = b"" if properties is None else raw[properties.start : properties.end]
     prefix = PREFIX.pack(len(header), len(annotations), items, len(instructions))
     draft.payload = b"".join((prefix, header, annotations, instructions, named, *kept))
     return draft
 
 
-def read_batch(raw: bytes) -> list[Draft]:
+def read_batch(raw: bytes, *, identify: bool = True) -> list[Draft]:
     """The messages of one transfer of format `BATCH_FORMAT`: each data section holds one."""
     drafts = []
     for section in sections.split(raw):
         if section.code == sections.DATA:
-            drafts.append(read_message(decode(raw, section.value)[0]))
+            drafts.append(read_message(decode(raw, section.value)[0], identify=identify))
         elif section.code in (sections.SEQUENCE, sections.VALUE):
             raise AmqpDecodeError("a batch holds its messages in data sections only")
     return drafts

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from .connection import AmqpConnection
 
 
+def _read_one(raw: bytes, *, identify: bool) -> list[Draft]:
+    return [read_message(raw, identify=identify)]
+
+
 class Producer(Incoming):
     """A client that sends to a queue, a topic, an event hub or one of its partitions."""
 
@@ -65,7 +69,8 @@ class Producer(Incoming):
         server = self.connection.server
         error: BusError | None = None
         try:
-            drafts = read_batch(raw) if number == BATCH_FORMAT else [read_message(raw)]
+            read = read_batch if number == BATCH_FORMAT else _read_one
+            drafts = read(raw, identify=self.queue is not None)
             self._accept(drafts, raw, server.now())
             if server.faults.active and server.faults.drops(self.path, len(drafts)):
                 # What was taken in is kept; its answer is not heard.
