@@ -7,6 +7,7 @@ time.
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,7 +49,7 @@ class Holding:
         self._lock_ends = Deadlines(self._lock_ends_at)
         self._expiries = Deadlines(self._expires_at)
         self._schedule = Deadlines(self._is_scheduled)
-        self._history: dict[str, float] = {}
+        self._history: OrderedDict[str, float] = OrderedDict()
         self._scheduled = 0
         self._due = NEVER
         #: What a delivery counts: nothing in a dead-letter queue, as the service has it.

@@ -6,7 +6,7 @@ Pure: a clock comes in with every call. The queue owns the messages; here they a
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,7 +91,8 @@ class SessionTable:
 
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
-        self._free: dict[str, Session] = {}
+        #: What is taken from its front again and again must not be a plain dict: that walks over all that was there.
+        self._free: OrderedDict[str, Session] = OrderedDict()
         self._stirred: dict[Session, None] = {}
         self._ends = Deadlines(self._ends_at)
 
