@@ -90,6 +90,18 @@ def test_performatives_get_all_their_fields() -> None:
         assert all(field is None for field in fields[1:])
 
 
+def test_a_settlement_without_a_state_is_not_passed_on() -> None:
+    """Of what we sent: no client can do anything with it. One with a state, or of what the client sent, is."""
+    outbound = Outbound(opened())
+    accepted = amqp.Raw(amqp.described(0x24))
+    bare = amqp.performative(amqp.DISPOSITION, False, UInt(1), None, True)
+    assert outbound.feed(bare) == b""
+    for fields in ((False, UInt(1), None, True, accepted), (True, UInt(1), None, True)):
+        raw = outbound.feed(bare + amqp.performative(amqp.DISPOSITION, *fields))
+        ((code, _, found, _),) = [amqp.read_performative(each) for each in amqp.split_frames(raw)]
+        assert (code, found[0], len(found)) == (amqp.DISPOSITION, fields[0], 6)
+
+
 @pytest.mark.parametrize("limit", [512, 600, 4096, 65_536])
 def test_padding_never_makes_a_frame_larger_than_the_client_takes(limit: int) -> None:
     """Proton is told of smaller frames than the client takes, so that a full one still has room for its nulls."""

@@ -30,6 +30,9 @@ OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, END, CLOSE = range(0x1
 _FIELD_COUNT = {
     OPEN: 10, BEGIN: 8, ATTACH: 14, FLOW: 11, TRANSFER: 11, DISPOSITION: 6, DETACH: 3, END: 1, CLOSE: 1,
 }  # fmt: skip
+#: The place of a disposition's state, which Proton leaves out where there is none; and the role of who sent what
+#: it settles, which is us.
+_STATE, _OURS = 4, 0x42
 _COMPOUNDS = (0xC0, 0xC1, 0xD0, 0xD1)
 _ARRAYS = (0xE0, 0xF0)
 MAX_LINKS = 5_000
@@ -281,6 +284,9 @@ class Outbound:
             remote = decode(data, first)[0]
             if isinstance(remote, int):
                 self._remote[channel] = int(remote)
+        elif code == DISPOSITION and count <= _STATE and data[first] == _OURS:
+            # Nobody settles a message of ours so: Proton says it of those that a link leaves behind, after its detach.
+            return b""
         elif code == DISPOSITION and self._inbound.renumbers(self._remote.get(channel, -1)):
             return self._disposition(data, first, after, count, channel)
         if count >= wanted:
