@@ -363,6 +363,20 @@ def test_a_size_limit(client: ServiceBusClient, faults: FaultClient, bus: LocalB
     assert active(bus, "orders") == 1
 
 
+def test_a_size_limit_holds_for_what_is_scheduled(client: ServiceBusClient, faults: FaultClient, bus: LocalBus) -> None:
+    """At once, for each message of a request; none of them is taken where one is too large."""
+    when = datetime.now(timezone.utc) + timedelta(hours=1)
+    with client.get_queue_sender("orders") as sender:
+        sender.schedule_messages(ServiceBusMessage("x" * 3000), when)
+        faults.size_limit(2000, "orders")
+        sender.schedule_messages([ServiceBusMessage("x" * 1000) for _ in range(3)], when)
+        with pytest.raises(MessageSizeExceededError):
+            sender.schedule_messages([ServiceBusMessage("x"), ServiceBusMessage("x" * 3000)], when)
+        faults.clear()
+        sender.schedule_messages(ServiceBusMessage("x" * 3000), when)
+    assert counts(bus, "orders") == (0, 0, 5)
+
+
 def test_an_acceptance_that_is_not_heard(sender: ServiceBusSender, faults: FaultClient, bus: LocalBus) -> None:
     """The message is in the queue, its sender sees a time-out: on a link and for a scheduled message."""
     soon = datetime.now(timezone.utc) + timedelta(hours=1)

@@ -10,6 +10,7 @@ from ..domain.values import AmqpDecodeError
 from . import conditions, engine
 from .addresses import Address, locate
 from .auth import bad_token
+from .broker import size_exceeded
 from .conditions import BusError
 from .engine import lib
 from .faults import Decision
@@ -171,9 +172,21 @@ class ManagementRequests(Requests):
             if fault is not None:
                 raise fault
             target = server.broker.find(self._address)
+            if server.faults.active:
+                self._check_sizes(request)
         except BusError as error:
             return Reply.of(error)
         return server.operations.handle(target, request)
+
+    def _check_sizes(self, request: Request) -> None:
+        """A fault's limit holds for each message that is scheduled, as it does for those that are sent."""
+        scheduled = request.body.get("messages") if isinstance(request.body, dict) else None
+        for each in scheduled if isinstance(scheduled, list) else ():
+            raw = each.get("message") if isinstance(each, dict) else None
+            size = len(raw) if isinstance(raw, bytes) else 0
+            limit = self.connection.server.faults.size_limit(self.path, size)
+            if size > limit:
+                raise size_exceeded(self.path, size, limit)
 
 
 class NamespaceRequests(Requests):
