@@ -635,6 +635,16 @@ def test_a_fault_strikes_an_entity_s_requests(raw: RawClient, faults: FaultClien
         assert (status, condition) == (500, conditions.INTERNAL_ERROR)
 
 
+@pytest.mark.parametrize("kind", ["busy", "internal-error", "unavailable"])
+def test_faults_of_all_let_tokens_pass(faults: FaultClient, raw: RawClient, kind: str) -> None:
+    """A token is taken, and does not use up what is meant for the next send or link."""
+    with faults.during(kind, count=1), RawClient(raw._bus) as other:
+        other.put_token("orders")
+        with pytest.raises(RawError):
+            other.send(other.sender("orders"), HELLO)
+        assert faults.list() == []
+
+
 def test_faults_last_as_long_as_they_are_told(raw: RawClient, faults: FaultClient) -> None:
     """A count strikes that often, seconds end by themselves, an id ends one, clear() ends all, during() its block."""
     link = raw.sender("orders")

@@ -92,7 +92,7 @@ class Requests(Incoming):
     def _answer(self, request: Request, size: int, respond: _Respond) -> None:
         """Answer a request, as the faults allow."""
         server, answering = self.connection.server, self.connection.answering
-        fault = server.faults.on_request(self.path, request.operation) if server.faults.active else Decision()
+        fault = self.fault(request) if server.faults.active else Decision()
         if fault.swallow:
             self.swallowed = True
         elif fault.latency:
@@ -119,6 +119,10 @@ class Requests(Incoming):
 
         connection.after_commit(send if not delay else lambda: server.later(self, delay, send))
 
+    def fault(self, request: Request) -> Decision:
+        """What the faults make of a request."""
+        return self.connection.server.faults.on_request(self.path, request.operation)
+
     def respond(self, request: Request, fault: BusError | None) -> Reply:
         raise NotImplementedError
 
@@ -131,7 +135,12 @@ class Requests(Incoming):
 
 
 class CbsRequests(Requests):
-    """Takes tokens. Faults are of entities: they do not keep anybody from showing a token."""
+    """Takes tokens. Faults do not keep anybody from showing one, and it uses none of them up; only a black hole for
+    all swallows it.
+    """
+
+    def fault(self, request: Request) -> Decision:
+        return Decision(swallow=self.connection.server.faults.is_silent(self.path))
 
     def respond(self, request: Request, fault: BusError | None) -> Reply:
         connection = self.connection
