@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 import subprocess
 import sys
@@ -121,11 +120,6 @@ class Calm:
             assert self.raw.settle(self._receiver, received) is None
 
 
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def body_of(payload: bytes) -> Any:
     message = Message()
     message.decode(payload)
@@ -207,29 +201,18 @@ def test_a_black_hole_does_not_swallow_the_others(bus: LocalBus, calm: Calm) -> 
         each.drop()
 
 
-def test_receivers_that_ask_for_nothing_cost_nothing(bus: LocalBus, calm: Calm) -> None:
-    """A thousand are open on one queue: a message for it, or beside it, costs the broker no multiple of before.
-
-    Counted in seconds of the broker's CPU: how long it takes says little on a shared machine.
-    """
-
-    def spent(messages: int = 300) -> float:
-        before = _cpu_seconds(bus.pid)
-        for number in range(messages):
-            sender.send(link, PAYLOAD)
-            if not number % 10:
-                calm.work(1)
-        return _cpu_seconds(bus.pid) - before
-
+def test_receivers_that_ask_for_nothing_get_nothing(bus: LocalBus, calm: Calm) -> None:
+    """A thousand are open on one queue: the one that asks gets the message, and others are served. (That nobody asks
+    them for each message is a test of the dispatcher's.)"""
     with RawClient(bus) as sender, RawClient(bus) as crowd:
         for each in (sender, crowd):
             each.put_token("crowded")
         link = sender.sender("crowded")
-        spent(50)
-        alone = spent()
         for _ in range(CLIENTS):
             crowd.receiver("crowded")
-        assert spent() < 4 * alone + 0.2
+        for _ in range(30):
+            sender.send(link, PAYLOAD)
+            calm.work(1)
         assert len(crowd.receive(crowd.receiver("crowded", 1)).payload) > 1000
 
 
