@@ -47,7 +47,8 @@ def test_what_another_has_locked_is_not_empty(
     """A killed process leaves its window locked: it is waited for, and then comes home too."""
     monkeypatch.setattr(service, "_GLANCE_SECONDS", 0.5)
     queue = pair.queue()
-    park_many(backlog, queue, numbered(5), lock_duration=timedelta(seconds=5))
+    # Long enough for what comes after it to be settled in time, also where the machine stalls for a while.
+    park_many(backlog, queue, numbered(5), lock_duration=timedelta(seconds=12))
     take_and_die(backlog, 5)
     made = service.Service(
         pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path / "journal"), options=DrainOptions()

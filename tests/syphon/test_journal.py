@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from pairbus.syphon import places
 from pairbus.syphon.journal import SCHEMA, open_journal, read_journal
 from pairbus.syphon.places import join, place_at, split
 from tests.syphon.journal_rows import HEAD, mock_root, numbers, only_file, rows
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def written(folder: Path, *writes: Rows, close: bool = True) -> Path:
@@ -473,3 +477,23 @@ def test_a_uri_that_names_no_place_is_an_option_that_is_refused(folder: str) -> 
     """What a command says in one line, with the code for a bad set-up."""
     with pytest.raises(OptionError, match=r"journal can(not)? be kept on \w+://"):
         place_at(folder)
+
+
+def test_what_is_imported_is_imported_before_a_message_is_taken(tmp_path: Path) -> None:
+    """Arrow imports pandas with the first array that it makes: when the journal is tried, not in the first write, for
+    which messages wait whose locks go on."""
+    program = f"""
+import sys
+from pairbus.domain.outcome import Head
+from pairbus.syphon.journal import open_journal
+from tests.syphon.journal_rows import rows
+
+journal = open_journal({str(tmp_path)!r}, Head("contoso", 0))
+first = rows(1)
+journal.prepare()
+before = set(sys.modules)
+journal.write(first)
+print(sorted(set(sys.modules) - before))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout.strip()) == (0, "[]"), ended.stdout + ended.stderr

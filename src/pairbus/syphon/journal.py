@@ -139,6 +139,9 @@ class Journal:
     def prepare(self) -> None:
         """Make sure that rows can be made durable; raises OSError if not, before a message was sent for which there
         would be no row."""
+        # With the first array that it makes Arrow looks for pandas, and imports it: a second or more, in which no
+        # message should be locked.
+        self._serialised(Rows())
         with self._called:
             self._keep.prepare()
 
