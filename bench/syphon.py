@@ -224,7 +224,7 @@ def main() -> None:
     logging.getLogger("azure").setLevel(logging.CRITICAL)
     rounds = options.rounds or (1 if options.quick else 5)
     # The SDK takes its time; the others need enough messages that the start does not count.
-    few, count, many = (1_000, 2_000, 4_000) if options.quick else (20_000, 60_000, 300_000)
+    few, count, many = (1_000, 2_000, 4_000) if options.quick else (20_000, 60_000, 120_000)
     if options.messages:
         few = count = many = options.messages
     measures: dict[str, Callable[[Ground], Figure]] = {
