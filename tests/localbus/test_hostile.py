@@ -172,17 +172,17 @@ def test_a_client_that_does_not_read_costs_little(
 
 
 def test_a_flood_from_far_away_costs_little(bus: LocalBus) -> None:
-    """With ten seconds of latency only so much of what a client says is on its way; the rest waits at the client."""
+    """With some seconds of latency only so much of what a client says is on its way; the rest waits at the client."""
     peer = connected(bus)
     empty_frame = b"\0\0\0\x08\x02\0\0\0"
     before, sent = resident(bus), 0
-    with bus.faults.during("latency", delay=10):
-        peer.socket.settimeout(2.0)
+    with bus.faults.during("latency", delay=15):
+        peer.socket.settimeout(5.0)
         with suppress(TimeoutError):
             while sent < 200 * MEGABYTE:
                 sent += peer.socket.send(empty_frame * 8192)
         assert resident(bus) - before < 64 * MEGABYTE
-    assert 16 * MEGABYTE < sent < 100 * MEGABYTE
+    assert 8 * MEGABYTE < sent < 100 * MEGABYTE
     peer.socket.close()
 
 
