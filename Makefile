@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 DEMO ?= jobs.demo
 BENCH ?= bench
-WORKERS ?= 3
+WORKERS ?= 4
 # What Spark needs to know wherever it is started: which Java, and to keep to this machine.
 SPARK := home=$$($(BIN)/python tools/java_home.py --home) && JAVA_HOME="$$home" SPARK_LOCAL_IP=127.0.0.1
 # For tests, whose JVMs live too short for the better compiler to pay, and share two cores.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,10 @@ def pytest_configure() -> None:
     `os.environ` on another thread, as `requests` has one to look for proxies, that is a KeyError. Nobody reads it."""
     assert callable(runner._update_current_test_var)
     runner._update_current_test_var = lambda item, when: None
+    # A shell in the background ignores Ctrl-C, and nohup hangups: what the tests start and stop would inherit that.
+    for each, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(each) is signal.SIG_IGN:
+            signal.signal(each, usual)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
