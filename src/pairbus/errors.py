@@ -16,9 +16,22 @@ Decisions are taken from attributes, never from texts. An error that leaves mess
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from azure.servicebus.exceptions import MessageSizeExceededError, ServiceBusError
+if TYPE_CHECKING:
+    from .sending.errors import BacklogUnavailableError, NotParkableError
+
+__all__ = [
+    "BacklogUnavailableError",
+    "ConfigError",
+    "NotParkableError",
+    "NotSupportedError",
+    "OptionError",
+    "PairbusError",
+    "PairedNamespaceClosedError",
+    "PairingError",
+    "ProvisioningError",
+]
 
 
 class PairbusError(Exception):
@@ -79,35 +92,11 @@ class NotSupportedError(PairbusError, NotImplementedError):
     """Something that a paired sender does not do, and what to use instead."""
 
 
-class NotParkableError(PairbusError, MessageSizeExceededError):
-    """A message that no backlog queue can hold: too large with what parking adds, or using a name that parking needs.
+def __getattr__(name: str) -> Any:
+    # Those that are the SDK's as well. It takes a fifth of a second to import, and Spark starts processes that need
+    # nothing of it.
+    if name in ("BacklogUnavailableError", "NotParkableError"):
+        from .sending import errors
 
-    `messages` are the ones that were not accepted anywhere, the one that is meant among them; `size`, `limit` and
-    `added` are in bytes, `property_name` is the name that is taken, where that is the reason.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        messages: Sequence[Any] = (),
-        *,
-        size: int | None = None,
-        limit: int | None = None,
-        added: int | None = None,
-        property_name: str | None = None,
-    ) -> None:
-        MessageSizeExceededError.__init__(self, message=message)
-        self.messages = list(messages)
-        self.size = size
-        self.limit = limit
-        self.added = added
-        self.property_name = property_name
-
-
-class BacklogUnavailableError(PairbusError, ServiceBusError):
-    """The primary entity is failed over and no backlog queue took these messages: they were not accepted anywhere."""
-
-    def __init__(self, message: str, messages: Sequence[Any], reasons: Mapping[str, str]) -> None:
-        ServiceBusError.__init__(self, message)
-        self.messages = list(messages)
-        self.reasons = dict(reasons)
+        return getattr(errors, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

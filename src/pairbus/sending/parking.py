@@ -22,10 +22,10 @@ from ..domain import envelope
 from ..domain.backlog import Rotation
 from ..domain.cost import operations_of
 from ..domain.refusal import OF_THE_MESSAGE
-from ..errors import BacklogUnavailableError, NotParkableError
 from ..options import PairingOptions
 from . import events
 from .classification import Meaning, condition_of, is_shortage, is_timeout, means
+from .errors import BacklogUnavailableError, NotParkableError
 from .lanes import Guard, Lane, Lanes
 from .provisioning import Provisioned
 from .sdk import (
