@@ -379,6 +379,21 @@ def test_a_lost_answer_of_a_backlog_queue_means_at_least_once(pair: Pair, ledger
         assert len(ids) == 1
 
 
+def test_one_message_whose_answer_is_lost_keeps_the_id_that_it_was_given(pair: Pair, ledger: Ledger) -> None:
+    """The usual way of a single message hands on what it has tried: the second try has the first one's id."""
+    sender = pair.sender(pair.queue(), **{**QUICK, "send_timeout": 10.0})
+    pair.primary.kill()
+    ledger.must_send(sender, ledger.message())
+    first = sender._queue
+    pair.secondary.faults.lost_accept(count=1)
+    with ledger.answers_lost():
+        ledger.must_send(sender, ledger.message(message_id=None))
+    places = ledger.check()["m1"]
+    assert len(places) == 2
+    assert len({_message_id(each.payload) for each in places}) == 1
+    assert sender._queue != first
+
+
 def _message_id(payload: bytes) -> Any:
     from proton import Message
 

@@ -526,6 +526,27 @@ def test_failback_is_seen_by_a_send_that_is_about_to_park(pair: Pair, monkeypatc
     assert (found.sent, found.parked) == (1, 1)
 
 
+def test_failback_is_seen_by_a_message_that_was_made_ready(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The primary comes back after a send has found it down, and before its message was given to the backlog."""
+    queue = pair.queue()
+    bus = pair.pairing(send_timeout=60)
+    sender = bus.get_queue_sender(queue)
+    pair.declare_down(bus, queue)
+    sender.send_messages(ServiceBusMessage("parked"))
+    make = sender._parcel
+
+    def meanwhile(message: Any) -> Any:
+        parcel = make(message)
+        entity = bus._entities[queue]
+        entity._change(entity.health.ping_answered(time.monotonic()))
+        return parcel
+
+    monkeypatch.setattr(sender, "_parcel", meanwhile)
+    sender.send_messages(ServiceBusMessage("direct"))
+    assert pair.bodies(queue) == ["direct"]
+    assert pair.parked() == 1
+
+
 def test_a_straggler_of_before_the_failback_fails_nothing_over(pair: Pair) -> None:
     """A send whose answer never came ends long after the entity failed over and back: it is parked, nobody else is."""
     queue = pair.queue()

@@ -16,11 +16,8 @@ from azure.servicebus.exceptions import MessageSizeExceededError, ServiceBusErro
 import pairbus
 from pairbus import errors
 
-ERRORS = {
-    name: value
-    for name, value in vars(errors).items()
-    if inspect.isclass(value) and issubclass(value, Exception) and value.__module__ == errors.__name__
-}
+#: Two of them are made only when somebody asks for them, since they are the SDK's as well.
+ERRORS = {name: getattr(errors, name) for name in errors.__all__}
 
 
 def heavy(code: str) -> list[str]:
@@ -84,6 +81,25 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_what_needs_no_sdk_imports_none(code: str) -> None:
     """`import pairbus` is cheap: no SDK, no Proton, no Spark, until a name is asked for that needs one."""
     assert heavy(code) == []
+
+
+@pytest.mark.parametrize("module", ["errors", "spark.source"])
+def test_processes_of_spark_need_no_sdk(module: str) -> None:
+    """What they import is time in which nothing is drained: the SDK comes with whoever sends, or asks for depths."""
+    assert "azure" not in heavy(f"import pairbus.{module}")
+
+
+def test_errors_have_no_other_names() -> None:
+    """What is not there is an attribute error, as with any module; every class made there is in the list."""
+    with pytest.raises(AttributeError, match=r"'pairbus\.errors' has no attribute 'ParkingError'"):
+        errors.ParkingError  # noqa: B018
+    made = {
+        name
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and issubclass(value, Exception) and value.__module__ == errors.__name__
+    }
+    assert made <= set(errors.__all__)
+    assert {value.__module__ for value in ERRORS.values()} == {errors.__name__}
 
 
 def test_a_sender_needs_the_sdk_and_neither_proton_nor_spark() -> None:

@@ -129,6 +129,11 @@ class Rotation:
     def queues(self) -> tuple[str, ...]:
         return self._queues
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no queue has left it, or has taken a send since it did."""
+        return not self._absences
+
     def pick(self, current: str | None, now: float, without: Iterable[str] = ()) -> str | None:
         """The queue to use: the current one while it is in the rotation, else any other, or none if none is left."""
         tried = set(without)

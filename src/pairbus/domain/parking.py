@@ -68,12 +68,15 @@ def _park(message: bytes, path: str, message_id: str, namespace: str | None) -> 
     if namespace is not None:
         added += (_NAMESPACE_KEY, _encode_text(namespace))
 
-    header, time_to_live = _park_header(message, where.get(HEADER), form)
-    instructions = b""
+    header = instructions = annotations = b""
+    time_to_live = scheduled = None
+    if (told := where.get(HEADER)) is not None:
+        header, time_to_live = _park_header(message, told, form)
     if (told := where.get(DELIVERY_ANNOTATIONS)) is not None:
         _note_map(message, told, "delivery", form)
         instructions = message[told.start : told.end]
-    annotations, scheduled = _park_annotations(message, where.get(MESSAGE_ANNOTATIONS), form)
+    if (told := where.get(MESSAGE_ANNOTATIONS)) is not None:
+        annotations, scheduled = _park_annotations(message, told, form)
     properties, session_id = _park_properties(
         message, where.get(PROPERTIES), message_id, time_to_live is not None, form
     )
@@ -90,10 +93,8 @@ def _park(message: bytes, path: str, message_id: str, namespace: str | None) -> 
     return b"".join((header, instructions, annotations, properties, application, rest))
 
 
-def _park_header(message: bytes, found: Section | None, form: list[str]) -> tuple[bytes, int | None]:
+def _park_header(message: bytes, found: Section, form: list[str]) -> tuple[bytes, int | None]:
     """The header without its time to live, and that in milliseconds."""
-    if found is None:
-        return b"", None
     at = bounds(message, found.value)
     header, time_to_live = message[found.start : found.end], None
     if len(at) - 1 > TTL and message[at[TTL]] != 0x40:
@@ -110,10 +111,8 @@ def _park_header(message: bytes, found: Section | None, form: list[str]) -> tupl
     return header, time_to_live
 
 
-def _park_annotations(message: bytes, found: Section | None, form: list[str]) -> tuple[bytes, bytes | None]:
+def _park_annotations(message: bytes, found: Section, form: list[str]) -> tuple[bytes, bytes | None]:
     """The message annotations without the scheduled time, and that, encoded."""
-    if found is None:
-        return b"", None
     _note_map(message, found, "annotations", form)
     if message.find(b"x-opt-scheduled-enqueue-time", found.value, found.end) < 0:
         return message[found.start : found.end], None

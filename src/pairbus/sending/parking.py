@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import MessageSizeExceededError
@@ -65,6 +65,15 @@ class Parkable:
         return self.fits
 
 
+class Tried(NamedTuple):
+    """A send to a backlog queue that has failed: how long it might take, and when it began."""
+
+    queue: str
+    error: Exception
+    patience: float
+    began: float
+
+
 class Ids:
     """Ids for messages that have none: no two are the same, wherever they were made. An iterator without end."""
 
@@ -92,8 +101,13 @@ class Parcel:
     ) -> None:
         ids = ids or Ids()
         self.messages = members(message)
-        self._prepared = None if type(message) is ServiceBusMessage or not isinstance(message, Prepared) else message
-        self._sent = single_messages(message) if self._prepared is None else []
+        self._prepared: Prepared | None = None
+        if type(message) is ServiceBusMessage:  # what most calls are
+            self._sent: list[Any] = [message]
+        elif isinstance(message, Prepared):
+            self._prepared, self._sent = message, []
+        else:
+            self._sent = single_messages(message)
         self.originals = encoded_members(message, traced)
         #: How many of them, from the first on, a backlog queue has accepted.
         self.done = 0
@@ -210,14 +224,40 @@ class Backlog:
     def _limit(self, path: str) -> int:
         return self._lanes[path].limit or self._queues[path].limit
 
-    def park(self, parcel: Parcel, current: str | None, timeout: float, stop: Callable[[], bool]) -> str | None:
+    def park_as_before(self, parcel: Parcel, queue: str, timeout: float) -> Tried | None:
+        """Park a single message where the last one went, if nothing is out of the ordinary: what most calls are.
+
+        `parcel.done` says whether it is parked. If it is not, `park` does the rest, and is to be told what came of it.
+        """
+        if (
+            not self._rotation.is_whole
+            or len(parcel.parked[0]) > self._limit_of_all - MESSAGE_OVERHEAD - BATCH_OVERHEAD
+        ):
+            return None
+        began = time.monotonic()
+        others = len(self._queues) > 1
+        patience = max(timeout * _SHARE, min(_LEAST_SECONDS, timeout)) if others else timeout
+        error = self._send(queue, parcel.parked, patience)
+        if error is None:
+            parcel.done = 1
+            return None
+        return Tried(queue, error, patience, began)
+
+    def park(
+        self,
+        parcel: Parcel,
+        current: str | None,
+        timeout: float,
+        stop: Callable[[], bool],
+        tried_before: Tried | None = None,
+    ) -> str | None:
         """Park what is left of a parcel until all is, or until `stop` says that the primary is back, or the pairing
         closes.
 
         Returns the queue that it used last. `parcel.done` says how far it came, also when this raises.
         """
         parcel.refuse_too_large(self.limit)
-        deadline = time.monotonic() + timeout
+        deadline = (time.monotonic() if tried_before is None else tried_before.began) + timeout
         tried: set[str] = set()
         #: The queues that take others than the next message, and what the last of them has said to it.
         refusing: set[str] = set()
@@ -226,19 +266,28 @@ class Backlog:
         #: The queues that are throttled, and what they have said: none of them leaves the rotation for it.
         busy: dict[str, Exception] = {}
         waits = 0
-        while parcel.done < len(parcel.parked) and not stop() and not self._closing.is_set():
-            now = time.monotonic()
-            with self._lock:
-                queue = self._rotation.pick(current, now, tried | refusing | (busy.keys() - {current}))
-                queue = queue or self._rotation.pick(None, now, tried | refusing)
-                others = self._rotation.left(now, tried | refusing) > 1
-            if queue is None and refused is not None:
-                raise refused
-            if queue is None or now >= deadline:
-                raise self.unavailable(parcel.rest, busy)
-            part = parcel.part(self._limit(queue), most)
-            patience = max((deadline - now) * _SHARE, min(_LEAST_SECONDS, deadline - now)) if others else deadline - now
-            error = self._send(queue, part, patience)
+        while tried_before is not None or (
+            parcel.done < len(parcel.parked) and not stop() and not self._closing.is_set()
+        ):
+            error: Exception | None
+            if tried_before is not None:
+                queue, error, patience, _ = tried_before
+                part, tried_before = parcel.parked, None
+            else:
+                now = time.monotonic()
+                left = deadline - now
+                with self._lock:
+                    found = self._rotation.pick(current, now, tried | refusing | (busy.keys() - {current}))
+                    found = found or self._rotation.pick(None, now, tried | refusing)
+                    others = self._rotation.left(now, tried | refusing) > 1
+                if found is None and refused is not None:
+                    raise refused
+                if found is None or left <= 0:
+                    raise self.unavailable(parcel.rest, busy)
+                queue = found
+                part = parcel.part(self._limit(queue), most)
+                patience = max(left * _SHARE, min(_LEAST_SECONDS, left)) if others else left
+                error = self._send(queue, part, patience)
             if error is None:
                 parcel.done += len(part)
                 current = queue

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import re
 import socket
 import time
@@ -38,6 +39,8 @@ from ..bounded_credential import bounded
 from ..domain.cost import UNIT, operations_of
 from ..options import Namespace
 
+#: The SDK's own, for what it would have logged.
+_LOGGER = logging.getLogger("azure.servicebus._servicebus_sender")
 #: What a credential is asked to give a token for.
 TOKEN_SCOPE = JWT_TOKEN_SCOPE
 #: Bytes that a batch takes beyond its messages, and a message in it beyond itself: never less than the SDK reckons.
@@ -91,17 +94,13 @@ def raw_sender_to(client: ServiceBusClient, path: str) -> ServiceBusSender:
     as_ever = sender.send_messages
 
     def send(batch: ServiceBusMessageBatch, *, timeout: float) -> None:
-        if is_tracing_enabled():  # type: ignore[no-untyped-call]
+        if not sender._running or is_tracing_enabled():  # type: ignore[no-untyped-call]
             as_ever(batch, timeout=timeout)
             return
-        sender._do_retryable_operation(
-            sender._send,
-            message=batch,
-            timeout=timeout,
-            operation_requires_timeout=True,
-            apply_try_timeout=True,
-            require_last_exception=True,
-        )
+        try:
+            PyamqpTransport.send_messages(sender, batch, _LOGGER, timeout, None)  # type: ignore[arg-type]
+        except Exception as error:
+            raise sender._handle_exception(error) from None
 
     sender.send_messages = send
     found: ServiceBusSender = sender
@@ -248,6 +247,11 @@ class Prepared(ABC):
         """The same without its first events."""
 
 
+def is_plain(message: Any) -> bool:
+    """Whether this is what most messages are: one of the SDK's own, and nothing in it that the SDK would change."""
+    return type(message) is ServiceBusMessage and not message._raw_amqp_message.application_properties
+
+
 def is_many(message: Any) -> bool:
     """Whether the SDK would take this as several messages: a batch, or anything that can be iterated over."""
     if isinstance(message, (ServiceBusMessage, Mapping)):
@@ -350,9 +354,13 @@ def encoded(message: Any, traced: Destination | None = None) -> bytes:
 
 def _outgoing(message: Any, traced: Destination | None) -> Any:
     made: Any
-    (made,) = transform_outbound_messages(  # type: ignore[misc]
-        [unshared(message)], ServiceBusMessage, PyamqpTransport.to_outgoing_amqp_message
-    )
+    if is_plain(message):
+        made = message
+        made._message = PyamqpTransport.to_outgoing_amqp_message(made._raw_amqp_message)
+    else:
+        (made,) = transform_outbound_messages(  # type: ignore[misc]
+            [unshared(message)], ServiceBusMessage, PyamqpTransport.to_outgoing_amqp_message
+        )
     if traced is not None and is_tracing_enabled():  # type: ignore[no-untyped-call]
         made._message = trace_message(made._message, PyamqpTransport, traced)  # type: ignore[arg-type]
     return made
@@ -363,12 +371,13 @@ def encoded_members(message: Any, traced: Destination | None = None) -> list[byt
 
     `traced` as in `encoded`; a batch was traced when it was filled.
     """
-    if isinstance(message, ServiceBusMessageBatch):
-        return [bytes(each) for each in message._message[5]]
-    if isinstance(message, Prepared):
-        return message.encoded()
-    if is_many(message):
-        return [encoded(each, traced) for each in message]
+    if type(message) is not ServiceBusMessage:
+        if isinstance(message, ServiceBusMessageBatch):
+            return [bytes(each) for each in message._message[5]]
+        if isinstance(message, Prepared):
+            return message.encoded()
+        if is_many(message):
+            return [encoded(each, traced) for each in message]
     outgoing = _outgoing(message, traced)
     try:
         return [bytes(PyamqpTransport.encode_message(outgoing))]

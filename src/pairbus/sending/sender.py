@@ -17,7 +17,7 @@ from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from ..domain.health import State
 from ..errors import NotSupportedError
 from .classification import Meaning, condition_of, is_timeout, is_unnamed, may_be_stale, means
-from .parking import Parcel, Parkable, examine
+from .parking import Parcel, Parkable, Tried, examine
 from .sdk import (
     STANDARD_LIMIT,
     again,
@@ -26,6 +26,7 @@ from .sdk import (
     empty_batch,
     encoded_members,
     is_many,
+    is_plain,
     members,
     unshared,
 )
@@ -100,8 +101,8 @@ class PairedSender:
         try:
             self._check()
             timeout = self._timeout if timeout is None else bound(timeout)
-            if type(message) is ServiceBusMessage and not message._raw_amqp_message.application_properties:
-                ready, count = message, 1  # what most calls are
+            if is_plain(message):
+                ready, count = message, 1
             else:
                 if is_many(message) and not isinstance(message, ServiceBusMessageBatch):
                     given = []
@@ -134,18 +135,52 @@ class PairedSender:
                 entity.accepted(count, billed(message))
                 return
             entity.lanes.give(lane)
+        elif (
+            self._queue is not None and type(message) is ServiceBusMessage and entity.health.state is State.FAILED_OVER
+        ):
+            self._park(message, timeout)
+            return
         self._send(message, timeout, count, None)
 
-    def _send(self, message: Any, timeout: float, count: int, tried: Any) -> None:
-        """All that is not a send on an open link to a primary that answers."""
-        parcel: Parcel | None = None
+    def _park(self, message: Any, timeout: float) -> None:
+        """The usual way while failed over: one message, to the queue that took the one before it."""
+        parcel = tried = None
+        try:
+            parcel = self._parcel(message)
+            # What may have changed while it was encoded is looked at as late as can be.
+            if self._queue is not None and self._entity.health.state is State.FAILED_OVER and not self._pairing.ended:
+                tried = self._backlog.park_as_before(parcel, self._queue, timeout)
+                if parcel.done:
+                    self._entity.was_parked(1)
+                    return
+        except BaseException as error:
+            error.messages = members(message)  # type: ignore[attr-defined]
+            raise
+        self._send(message, timeout, 1, None, parcel, tried)
+
+    def _parcel(self, message: Any) -> Parcel:
+        namespace = self._pairing.namespace_of(self._entity)
+        return Parcel(self._entity.path, message, namespace, self._destination, self._backlog.ids)
+
+    def _send(
+        self,
+        message: Any,
+        timeout: float,
+        count: int,
+        tried: Any,
+        parcel: Parcel | None = None,
+        parking_tried: Tried | None = None,
+    ) -> None:
+        """All that is not a send on an open link to a primary that answers, or to the backlog while it does not."""
         # Once to the primary and once to the backlog. If the primary comes back meanwhile there is another round, then
         # the backlog it is, and no more time: an entity that is found well and fails again must not hold a caller.
-        ends = (time.monotonic() if tried is None else tried[2]) + 2 * timeout
+        began = time.monotonic() if parking_tried is None else parking_tried.began
+        ends = (began if tried is None else tried[2]) + 2 * timeout
         try:
             for rounds in itertools.count(1):
                 timeout = min(timeout, max(ends - time.monotonic(), 0.001))
-                primary = self._to_primary(message, timeout, tried) if rounds <= _ROUNDS else _Primary.AWAY
+                is_away = rounds > _ROUNDS or parking_tried is not None
+                primary = _Primary.AWAY if is_away else self._to_primary(message, timeout, tried)
                 if primary is _Primary.ACCEPTED:
                     self._entity.accepted(count, billed(message))
                     return
@@ -155,16 +190,16 @@ class PairedSender:
                 if self._entity.health.state is State.UNUSABLE and refusal is not None:
                     raise again(refusal)
                 if parcel is None:
-                    namespace = self._pairing.namespace_of(self._entity)
-                    parcel = Parcel(self._entity.path, message, namespace, self._destination, self._backlog.ids)
+                    parcel = self._parcel(message)
                 before = parcel.done
                 try:
                     timeout = min(timeout, max(ends - time.monotonic(), 0.001))
                     is_last = rounds >= _ROUNDS or primary is _Primary.LATE
                     stop = _never if is_last else partial(self._is_back, parcel)
-                    self._queue = self._backlog.park(parcel, self._queue, timeout, stop)
+                    self._queue = self._backlog.park(parcel, self._queue, timeout, stop, parking_tried)
                 finally:
                     self._entity.was_parked(parcel.done - before)
+                parking_tried = None
                 if not parcel.rest:
                     return
                 # The pairing was closed; or the primary is back, and what is not parked yet goes there.
