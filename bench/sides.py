@@ -47,6 +47,7 @@ class TimedJournal:
 
     def prepare(self) -> None:
         self._journal.prepare()
+        self.steps.append((time.perf_counter(), 0))
 
     def write(self, rows: Rows) -> None:
         self._journal.write(rows)
@@ -54,8 +55,10 @@ class TimedJournal:
         self.steps.append((time.perf_counter(), self._rows))
 
     def pace_behind(self, share: float) -> tuple[float, float]:
-        """Rows a second once this share of them was durable, and when it was."""
-        first = next(index for index, (_, rows) in enumerate(self.steps) if rows >= share * self._rows)
+        """Rows a second once this share of them was durable, and when it was. Of few rows the last write is what is
+        measured."""
+        last = len(self.steps) - 1
+        first = next((index for index in range(last) if self.steps[index][1] >= share * self._rows), last - 1)
         begun, before = self.steps[first]
         ended, rows = self.steps[-1]
         return (rows - before) / max(ended - begun, 1e-9), begun

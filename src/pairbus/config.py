@@ -80,7 +80,7 @@ class SyphonConfig:
     #: Seconds that a task may drain before it makes room for another queue's.
     task_budget: float = 30.0
     #: How many messages, and how many bytes of them, one queue may have in flight.
-    window_messages: int = 8000
+    window_messages: int = 32_000
     window_bytes: int = 32 * _MIB
     #: Messages a second for the whole syphon; None: no limit.
     max_rate: float | None = None

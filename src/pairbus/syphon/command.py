@@ -13,6 +13,7 @@ import pyarrow as pa
 from ..config import SyphonConfig
 from ..domain.backlog import told_queues
 from ..errors import OptionError, PairbusError
+from .collector import seldom_collected
 from .service import Round, Service, service_for
 
 _COULD_NOT, _USAGE_ERROR = 1, 2
@@ -52,11 +53,12 @@ def run(options: argparse.Namespace) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    if options.continuous:
-        service.forever()
-        code = 0
-    else:
-        code = _once(service, lambda: stopped)
+    with seldom_collected():
+        if options.continuous:
+            service.forever()
+            code = 0
+        else:
+            code = _once(service, lambda: stopped)
     if service.not_ended is not None:
         print(f"pairbus drain: {service.not_ended}", file=sys.stderr)
         return _COULD_NOT

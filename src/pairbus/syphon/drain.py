@@ -19,6 +19,7 @@ from ..errors import OptionError
 from ..options import Namespace
 from .books import Journal, Writer
 from .bounds import aside
+from .collector import seldom_collected
 from .owed import LONGEST_LOCK, Owed
 from .pace import Pace, Rate
 from .passes import Pass
@@ -45,8 +46,9 @@ _LONGEST_PAUSE = 30.0
 class DrainOptions:
     """How one queue is drained."""
 
-    #: How many messages, and bytes of them, may be in flight; of bytes at times twice as many.
-    window_messages: int = 8000
+    #: How many messages may be in flight at the most (a quarter of it, where the namespaces are near), and how many
+    #: bytes; of bytes at times twice as many.
+    window_messages: int = 32_000
     window_bytes: int = 32 * 1024 * 1024
     #: How many messages may be held back before the pass ends.
     held_messages: int = 50_000
@@ -111,7 +113,8 @@ def drain_queue(
     destinations do not take them counts as empty, and one from which all that was there was moved (`there`).
     """
     drain = Drain(primary, secondary, event_hubs, queue_index, journal, options or DrainOptions(), stop)
-    return asyncio.run(drain.run())
+    with seldom_collected():
+        return asyncio.run(drain.run())
 
 
 class Drain:

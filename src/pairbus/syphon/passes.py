@@ -453,7 +453,7 @@ class Pass:
         if error is not None:
             self._doubt(message, f"it was {message.outcome.value}, but its lock was lost: {error}")
             return
-        self._window.settled(now, self._locks.seconds)
+        self._window.settled(now, self._locks.seconds, now - message.sent_at if message.sent_at else None)
         if drain.held:
             drain.held.pop(message.sequence, None)
         if message.outcome is Outcome.DELIVERED:
