@@ -14,7 +14,7 @@ from azure.servicebus.management import EntityStatus
 from pairbus import OptionError
 from pairbus.domain.envelope import SESSION_ID, TIME_TO_LIVE, park
 from pairbus.domain.outcome import Head, Rows
-from pairbus.syphon import passes
+from pairbus.syphon import passes, silence
 from pairbus.syphon.drain import Drain, DrainOptions
 from pairbus.syphon.journal import SCHEMA, open_journal, read_journal
 from tests.localbus.process_fixtures import administer
@@ -349,7 +349,7 @@ def test_the_longest_path_is_a_path(pair: Pair, backlog: Backlog) -> None:
 @pytest.mark.parametrize("raw", [b"no AMQP", b"\x00\x53\x75\xa0\xff", b"\x00\x53\x99\x40"])
 def test_what_is_no_message_at_all(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch, raw: bytes) -> None:
     """Whatever the service gives, the drain goes on, and it is to be dead-lettered. (localbus takes no such bytes.)"""
-    monkeypatch.setattr(passes, "_DRAINED_SECONDS", 0.2)
+    monkeypatch.setattr(silence, "_ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(passes, "_FAREWELL_SECONDS", 0.2)
     queue = pair.queue()
     with Peer(gives=[raw, park(encoded("other", id="other"), queue, "id")]) as peer:

@@ -22,7 +22,7 @@ from pairbus import Namespace
 from pairbus.domain.envelope import park
 from pairbus.localbus import LocalBus
 from pairbus.localbus.auth import DEFAULT_KEY_NAME
-from pairbus.syphon import authority, connection, owed, passes, tokens
+from pairbus.syphon import authority, connection, owed, passes, silence, tokens
 from pairbus.syphon.connection import Connection
 from pairbus.syphon.link import ACCEPTED, ConnectionLost, LinkError, batch_head
 from pairbus.syphon.tokens import Token, token_for
@@ -564,7 +564,7 @@ def test_a_backlog_that_does_not_say_whether_it_is_empty_is_not_called_empty(
 ) -> None:
     """A service that is silent when asked has not said that nothing is there."""
     monkeypatch.setattr(owed, "LONGEST_LOCK", 0.5)  # what it may have sent is waited for
-    monkeypatch.setattr(passes, "_DRAINED_SECONDS", 0.2)
+    monkeypatch.setattr(silence, "_ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(passes, "_FAREWELL_SECONDS", 0.2)
     with Peer() as peer:
         summary = backlog.drain(secondary=peer.namespace, budget=60.0)
@@ -574,7 +574,7 @@ def test_a_backlog_that_does_not_say_whether_it_is_empty_is_not_called_empty(
 
 def test_a_service_that_settles_by_itself(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message whose lock the service ends without being asked arrives, and is in doubt: nobody confirms the rest."""
-    monkeypatch.setattr(passes, "_DRAINED_SECONDS", 0.2)
+    monkeypatch.setattr(silence, "_ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(passes, "_FAREWELL_SECONDS", 0.2)
     queue = pair.queue()
     parked = [park(each, queue, "id") for each in numbered(5)]

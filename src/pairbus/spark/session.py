@@ -38,6 +38,8 @@ _SESSION = {
     # The syphon's tables are small: by default fifty tasks would read a table's log, and 200 run after any shuffle.
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.shuffle.partitions": "4",
+    # Rows of a few days, in any order: that is quicker than sorting them by day before they are written.
+    "spark.sql.maxConcurrentOutputFileWriters": "4",
 }
 #: Stopping a query in the midst of a Python foreachBatch overflows a smaller stack.
 _DRIVER_STACK = "-Xss8m"

@@ -8,6 +8,11 @@ from ..domain.envelope import Facts, Restored
 from ..domain.outcome import Outcome
 from .owed import Session
 
+#: The share of a lock's time after which a message that waits is given back; that after which an answer is not waited
+#: for any more. The rest is for the settlement.
+_PATIENCE = 0.6
+_ANSWER_PATIENCE = 0.85
+
 
 class Moving:
     """One message on its way home."""
@@ -52,6 +57,10 @@ class Moving:
         self.message, self.size = found.message, len(found.message)
         self.message_id, self.session = found.message_id, found.session_id
         self.alone = found.has_partition_key and found.session_id is None
+
+    def lasts(self, now: float, lock_left: float) -> None:
+        """How long its lock does, from now on."""
+        self.ends_at, self.answer_by = now + lock_left * _PATIENCE, now + lock_left * _ANSWER_PATIENCE
 
     @property
     def lane(self) -> Session | None:

@@ -138,6 +138,11 @@ class LockClock:
             self._offset = seems - self.seconds
         return locked_until / 1000 - self.now(now)
 
+    def since(self, when: int, now: float) -> float:
+        """Seconds since a time (in milliseconds since 1970), by both clocks: the service's is only known as well as it
+        is known how long a lock lasts."""
+        return min(self.now(now), now) - when / 1000
+
     def now(self, now: float) -> float:
         """The time by the service's clock; as this machine's until a message was seen, or a lock tells otherwise."""
         return now + self._offset

@@ -29,21 +29,15 @@ from .link import ConnectionLost, LinkError, Receiver
 from .moving import Moving
 from .pace import LockClock, Window
 from .routes import NoRoute, Routes
+from .silence import Silence
 
 if TYPE_CHECKING:
     from .drain import Drain
 
-#: The share of a lock's time after which a message that waits is given back; that after which an answer is not waited
-#: for any more. The rest is for the settlement.
-_PATIENCE = 0.6
-_ANSWER_PATIENCE = 0.85
 #: How often the state of things is looked at without a cause.
 _BEAT_SECONDS = 0.05
 #: A beat that took so long says that this process stood still, not that others were silent.
 _STANDSTILL_SECONDS = 1.0
-#: How long nothing must come before the service is asked whether the queue is empty, and how long it may take to say.
-_QUIET_SECONDS = 0.02
-_DRAINED_SECONDS = 5.0
 #: How long what is not sent yet may take to be sent when the pass is to end, and settlements to be confirmed then.
 _ENDING_SECONDS = 10.0
 _FAREWELL_SECONDS = 10.0
@@ -76,8 +70,7 @@ class Pass:
         self._window = Window(options.window_messages, self._loop.time())
         self._books = Books(writer, self._settle, self._not_written)
         self._locks = LockClock()
-        self._quiet_since = self._loop.time()
-        self._asked_at: float | None = None
+        self._silence = Silence(self._loop, self._turn)
         self._ending = False
         self._ending_since: float | None = None
         self._failed: str | None = None
@@ -103,9 +96,8 @@ class Pass:
             finally:
                 beat.cancel()
             await self._say_goodbye(self._receiver)
-            if (
-                self._failed is None and (gone := self._routes.primary.lost) is not None
-            ):  # event hubs went on without it
+            gone = self._routes.primary.lost
+            if self._failed is None and gone is not None:  # event hubs went on without it
                 self._failed = f"the primary {drain.primary.name} cannot be reached: {gone}"
         except LinkError as error:
             self._failed = self._failed or f"{path}: {error}"
@@ -190,14 +182,12 @@ class Pass:
             return
         self._replenish()
         if self._moving:
-            self._quiet_since = now
-        elif self._asked_at is not None:
-            if now - max(self._asked_at, self._quiet_since) > _DRAINED_SECONDS:  # its socket may not be read before
-                self._failed = self._failed or "the backlog did not say whether it is empty"
-                self._finished.set()
-        elif now - self._quiet_since > _QUIET_SECONDS and receiver.credit:
-            self._asked_at = now
-            receiver.drain()
+            self._silence.broken(now)
+        elif self._silence.is_overdue(now):
+            self._failed = self._failed or "the backlog did not say whether it is empty"
+            self._finished.set()
+        elif self._silence.asked_at is None and receiver.credit:
+            self._silence.ask_in_time(receiver, now)
 
     @property
     def journal_failed(self) -> bool:
@@ -209,10 +199,10 @@ class Pass:
         return self._open - len(self._held)
 
     def on_drained(self, all_was_sent: bool) -> None:
-        asked, self._asked_at = self._asked_at, None
+        asked = self._silence.answered()
         if self._ending:
             return
-        if asked is not None and all_was_sent and not self._moving:
+        if asked and all_was_sent and not self._moving:
             self.found_empty = True
             self._finished.set()
 
@@ -223,11 +213,9 @@ class Pass:
         if now - self._ending_since > _ENDING_SECONDS:
             for destination in self._routes.destinations:
                 destination.failed(LinkError(None, "the syphon is to stop"))
-        if receiver.credit and self._asked_at is None:
-            self._asked_at = now
-            receiver.drain()
-        waited_enough = self._asked_at is not None and now - self._asked_at > _DRAINED_SECONDS
-        if not self._moving and (not receiver.credit or waited_enough):
+        if receiver.credit and self._silence.asked_at is None:
+            self._silence.ask(receiver, now)
+        if not self._moving and (not receiver.credit or self._silence.was_asked_long_ago(now)):
             self._finished.set()
 
     async def _say_goodbye(self, receiver: Receiver) -> None:
@@ -258,6 +246,7 @@ class Pass:
         await self._books.written()
 
     async def _close(self) -> None:
+        self._silence.end()
         if self._receiver is not None:
             left = [
                 (message.sequence, message.lane if message.outcome is None else None)
@@ -279,7 +268,7 @@ class Pass:
     def _replenish(self) -> None:
         """Let as much come as can be dealt with: by number, by bytes, and within the time of a lock."""
         receiver = self._receiver
-        if receiver is None or self._ending or self._is_through or self._asked_at is not None:
+        if receiver is None or self._ending or self._is_through or self._silence.asked_at is not None:
             return
         window = self._window.size
         if self._mean_size:
@@ -319,8 +308,7 @@ class Pass:
             self._window.sized(size)
         self._mean_size += (size - self._mean_size) / 32
         self._bytes += message.size
-        now = self._loop.time()
-        message.ends_at, message.answer_by = now + lock_left * _PATIENCE, now + lock_left * _ANSWER_PATIENCE
+        message.lasts(self._loop.time(), lock_left)
         try:
             destination = self._routes.find(restored.namespace, restored.path)
         except NoRoute as error:
@@ -357,13 +345,11 @@ class Pass:
         """Whether its life ended in the backlog, and that is to be its end."""
         if self._options.late != "dead-letter" or message.parked_at is None:
             return False
-        # By both clocks: the service's is only known as well as it is known how long a lock lasts.
-        late = min(self._locks.now(wall), wall) * 1000 - (message.parked_at + time_to_live)
-        if late <= 0:
-            return False
-        said = f"its time to live of {time_to_live} ms ended in the backlog, {late / 1000:.0f} s ago"
-        self.refused(message, "pairbus:late", said)
-        return True
+        late = self._locks.since(message.parked_at + time_to_live, wall)
+        if late > 0:
+            said = f"its time to live of {time_to_live} ms ended in the backlog, {late:.0f} s ago"
+            self.refused(message, "pairbus:late", said)
+        return late > 0
 
     # --- what becomes of messages ------------------------------------------------------------------------
 
