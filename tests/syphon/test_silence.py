@@ -25,6 +25,9 @@ class Clock:
         self.now = 100.0
         self.timers: list[tuple[float, Any]] = []
 
+    def get_debug(self) -> bool:
+        return False
+
     def time(self) -> float:
         return self.now
 
