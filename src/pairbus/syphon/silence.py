@@ -34,7 +34,7 @@ class Silence:
 
     def ask_in_time(self, receiver: Receiver, now: float) -> None:
         """Ask, if it was quiet for long enough; else see to it that somebody looks when it is."""
-        if now - self._since >= _QUIET_SECONDS:
+        if now >= self._since + _QUIET_SECONDS:
             self.ask(receiver, now)
         elif self._timer is None:
             self._timer = self._loop.call_at(self._since + _QUIET_SECONDS, self._is_time)
