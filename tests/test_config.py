@@ -510,7 +510,10 @@ def test_a_file_is_looked_up_where_and_when_it_is_needed(tmp_path: Path) -> None
         ("{{secrets/pairbus/primary}}", "a reference to a secret that Databricks did not resolve"),
         (KEY, "env:FIRST on .*: the connection string has no Endpoint"),
         (f"SharedAccessKey={KEY}", "env:FIRST on .*: the connection string has no Endpoint"),
-        (SECRET.replace("contoso.servicebus.windows.net", "127.0.0.1:5671"), "env:FIRST on .*says no namespace name"),
+        (
+            SECRET.replace("contoso.servicebus.windows.net", "127.0.0.1:5671"),
+            "env:FIRST on .*does not contain the namespace's name",
+        ),
     ],
 )
 def test_what_a_reference_leads_to_is_never_shown(monkeypatch: pytest.MonkeyPatch, value: str, said: str) -> None:

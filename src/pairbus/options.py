@@ -32,6 +32,8 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "server_busy_wait": (0.0, 10 * _MINUTE, "0 … 10 min"),
 }
 _CHOICES: dict[str, tuple[str, ...]] = {"ping": ("message", "attach"), "late": ("deliver", "dead-letter")}
+#: How a URI begins, also one of which `Path` has made a path.
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _HOST = re.compile(r"(?:\[[0-9a-fA-F:.%]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::\d{1,5})?")
 
@@ -84,6 +86,10 @@ class PairingOptions:
         journal: Any = self.syphon_journal
         if journal is not None and (not isinstance(journal, (str, Path)) or not str(journal)):
             raise OptionError(f"syphon_journal must be the path of a folder, not {_shown(journal)}")
+        if journal is not None and _URI.match(str(journal)):
+            raise OptionError(
+                f"syphon_journal must be a folder of this machine, or one mounted there, not {_shown(journal)}"
+            )
         if self.on_event is not None and not callable(self.on_event):
             raise OptionError(f"on_event must be callable with one event, not {self.on_event!r}")
 
@@ -130,8 +136,8 @@ class Namespace:
             name = namespace_name(host)
         if name is None:
             raise OptionError(
-                f"the host {host} says no namespace name: give one, Namespace(…, name='contoso'). The primary's is "
-                "part of the backlog queues' paths, so all senders and the syphon must use the same"
+                f"the host {host} does not contain the namespace's name: pass it, Namespace(…, name='contoso'). The "
+                "primary's is part of the backlog queues' paths, so all senders and the syphon must use the same"
             )
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise OptionError(f"name must be a label such as contoso (letters, digits, - _ .), not {_shown(name)}")

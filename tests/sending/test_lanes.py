@@ -77,6 +77,27 @@ def test_a_lane_whose_link_the_sdk_has_closed_is_not_kept(pair: Pair) -> None:
     assert pair.bodies(queue) == ["1", "2"]
 
 
+def test_without_threads_a_pairing_closes_all_the_same(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its idle connections are cut instead of being closed in order, and everything else of it ends, too."""
+    queue = pair.queue()
+    bus = pair.pairing()
+    bus.get_queue_sender(queue).send_messages(ServiceBusMessage("1"))
+    (lane,) = lanes_of(bus, queue)._idle
+    real = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        if self.name.startswith("pairbus-close"):
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        bus.close()
+    assert lane.was_cut
+    assert bus.closing.is_set()
+    wait_until(lambda: not pairbus_threads(), why=pairbus_threads)
+
+
 def test_a_front_end_is_an_outage_after_a_message_that_could_not_be_encoded(pair: Pair) -> None:
     """One bad message, and then the service is replaced by something that speaks no AMQP: sends are parked."""
     queue = pair.queue()

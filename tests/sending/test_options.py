@@ -174,6 +174,17 @@ def test_enable_syphon_is_true_or_false(value: Any) -> None:
         PairingOptions(enable_syphon=value)
 
 
+@pytest.mark.parametrize(
+    "journal",
+    ["abfss://box@account.dfs.core.windows.net/journal", "s3://box/journal", Path("file:///tmp/journal"), 5, ""],
+)
+def test_the_syphons_journal_is_a_folder_of_this_machine(journal: Any) -> None:
+    """A URI is refused: as a path it would be a folder of that name below the current one, which nobody folds."""
+    with pytest.raises(OptionError, match=r"^syphon_journal must be "):
+        PairingOptions(syphon_journal=journal)
+    assert option("syphon_journal", "data/journal") == "data/journal"
+
+
 def test_on_event_is_something_to_call() -> None:
     """Refused before the first event, not at it."""
     assert option("on_event", print) is print
@@ -288,7 +299,7 @@ def test_an_emulators_connection_string_means_no_tls(said: str) -> None:
     text = f"Endpoint=sb://localhost:5672;SharedAccessKeyName=Root;SharedAccessKey={KEY};UseDevelopmentEmulator={said};"
     namespace = Namespace.from_connection_string(text, name="contoso")
     assert (namespace.host, namespace.name, namespace.use_tls) == ("localhost:5672", "contoso", False)
-    with pytest.raises(OptionError, match="says no namespace name"):
+    with pytest.raises(OptionError, match="does not contain the namespace's name"):
         Namespace.from_connection_string(text)
 
 
@@ -422,8 +433,8 @@ def test_an_address_or_localhost_needs_a_name(host: str) -> None:
     with pytest.raises(OptionError) as refused:
         Namespace(host, credential=keyed())
     assert str(refused.value) == (
-        f"the host {host} says no namespace name: give one, Namespace(…, name='contoso'). The primary's is "
-        "part of the backlog queues' paths, so all senders and the syphon must use the same"
+        f"the host {host} does not contain the namespace's name: pass it, Namespace(…, name='contoso'). The "
+        "primary's is part of the backlog queues' paths, so all senders and the syphon must use the same"
     )
     assert Namespace(host, credential=keyed(), name="contoso").name == "contoso"
 

@@ -18,7 +18,15 @@ from azure.core.credentials import AzureNamedKeyCredential
 from azure.eventhub import EventData
 from azure.servicebus import ServiceBusMessage
 
-from pairbus import BacklogUnavailableError, Namespace, PairedNamespace, PairingOptions, options, pair_namespaces
+from pairbus import (
+    BacklogUnavailableError,
+    Namespace,
+    PairedNamespace,
+    PairingOptions,
+    ProvisioningError,
+    options,
+    pair_namespaces,
+)
 from pairbus.sending import credentials, eventhub_sdk, lanes, sdk
 from pairbus.sending.classification import Meaning, at_opening, means
 from tests.sending.conftest import IMPATIENT, Pair, pairbus_threads, wait_until
@@ -136,6 +144,21 @@ def test_a_key_that_is_shown_to_a_silent_primary_leaves_nothing(
     bus = pair.pairing(primary=at(silent, use_tls=tls))
     wait_until(lambda: not any("credential" in name for name in pairbus_threads()), 30, pairbus_threads)
     assert_nothing_left(bus, before)
+
+
+@pytest.mark.parametrize("tls", [True, False], ids=["tls", "plain"])
+def test_nor_does_one_when_the_secondary_is_dead_as_well(
+    pair: Pair, silent: socket.socket, monkeypatch: pytest.MonkeyPatch, tls: bool
+) -> None:
+    """An application that tries again and again to open its pairing, while both are down, gathers nothing."""
+    monkeypatch.setattr(credentials, "_ANSWER_SECONDS", 1.0)
+    before = sockets()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = at(closed)
+    for _ in range(2):
+        with pytest.raises(ProvisioningError):
+            pair.pairing(primary=at(silent, use_tls=tls), secondary=nobody, backlog_queue_count=1)
+    wait_until(lambda: not pairbus_threads() and sockets() <= before, 30, lambda: (pairbus_threads(), sockets()))
 
 
 # --- what it is made of ----------------------------------------------------------------------------------------------

@@ -325,8 +325,11 @@ def test_a_callback_that_raises_breaks_nothing_and_goes_on_hearing(pair: Pair, r
     wait_until(lambda: not pairbus_threads(), why=pairbus_threads)
 
 
-def test_a_callback_that_never_returns_blocks_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sends, failover, pings and failback go on; close waits for it no longer than it may; later its thread ends."""
+def test_a_callback_that_never_returns_blocks_nothing(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, records: Records
+) -> None:
+    """Sends, failover, pings and failback go on; that it misses events is logged, once; close waits for it no longer
+    than it may; later its thread ends."""
     monkeypatch.setattr(pairing_module, "_HALF_SECONDS", 1.0)
     go_on = threading.Event()
     heard: list[str] = []
@@ -345,6 +348,7 @@ def test_a_callback_that_never_returns_blocks_nothing(pair: Pair, monkeypatch: p
         bus._tell("test")
     wait_until(lambda: heard)
     assert heard == ["failed over"]
+    assert len([record for record in records.seen if "does not keep up" in record.getMessage()]) == 1
     began = time.monotonic()
     bus.close()
     assert time.monotonic() - began < SLACK

@@ -60,17 +60,12 @@ class Inquiry(ABC):
     def _refusal(self, failure: Exception) -> str | None:
         """What was refused for good, if that is what a failure says."""
 
-    @abstractmethod
-    def _give_up(self) -> None:
-        """There was no answer in time, and nobody waits for it any longer."""
-
     def check(self) -> None:
         """Raise if the credential was refused for good.
 
         A network that fails, or no answer in time, is no reason not to start: sends tell, or are parked.
         """
-        if not self._answered.wait(max(self._deadline - time.monotonic(), 0.0)):
-            self._give_up()
+        self._answered.wait(max(self._deadline - time.monotonic(), 0.0))
         failure = self._failure
         if failure is None:
             return
@@ -100,9 +95,6 @@ class TokenInquiry(Inquiry):
     def _refusal(self, failure: Exception) -> str | None:
         return "gives no token" if has_no_credential(failure) else None
 
-    def _give_up(self) -> None:
-        pass  # nothing can be done about it
-
 
 class KeyInquiry(Inquiry):
     """Shows the service a token that a key has signed, or the signature that was given."""
@@ -112,16 +104,20 @@ class KeyInquiry(Inquiry):
         super().__init__(role, namespace, _ANSWER_SECONDS)
 
     def _try(self) -> None:
-        put_token(self._sender, _ANSWER_SECONDS)
+        # A peer that says nothing is left by itself: who has asked may have failed for another reason meanwhile.
+        cut = threading.Timer(_ANSWER_SECONDS, shut, (self._sender,))
+        cut.name, cut.daemon = f"pairbus-credential-end {self._namespace.host}", True
+        cut.start()
+        try:
+            put_token(self._sender, _ANSWER_SECONDS)
+        finally:
+            cut.cancel()
 
     def _refusal(self, failure: Exception) -> str | None:
         said = describe(failure)
         if status_of(failure) == _UNAUTHORISED and any(each in said for each in _BAD_TOKENS):
             return "is refused there (it must be one of the whole namespace, not of one entity)"
         return None
-
-    def _give_up(self) -> None:
-        shut(self._sender)
 
 
 def gives_tokens(namespace: Namespace) -> bool:

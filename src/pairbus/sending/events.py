@@ -67,22 +67,25 @@ class Announcer:
         self._queue: queue.Queue[Event | None] = queue.Queue(_WAITING)
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
-        self.unheard = self.unlogged = 0
+        #: How many events the callback has missed.
+        self._missed = 0
         if callback is not None:
             self._thread = threading.Thread(target=self._run, name="pairbus-events", daemon=True)
             self._thread.start()
 
     def tell(self, event: Event) -> None:
-        try:
+        # A log handler that is broken must not break a send or a ping; and where could it be told?
+        with contextlib.suppress(Exception):
             log.log(_LEVELS.get(event.kind, logging.INFO), "%s", event, extra={"pairbus": asdict(event)})
-        except Exception:
-            self.unlogged += 1  # somebody's log handler is broken: that must not break a send or a ping
         if self._thread is None:
             return
         try:
             self._queue.put_nowait(event)
         except queue.Full:
-            self.unheard += 1
+            self._missed += 1
+            if self._missed == 1:
+                with contextlib.suppress(Exception):
+                    log.warning("on_event does not keep up: %d events wait for it, more are only logged", _WAITING)
 
     def close(self, timeout: float) -> None:
         """Let the callback hear what is left, for a while."""

@@ -233,10 +233,7 @@ class Lanes:
     def drop(self, lane: Lane) -> None:
         """A lane that failed: cut now, tidied up in the background."""
         lane.cut()
-        try:
-            threading.Thread(target=lane.close, name="pairbus-close", daemon=True).start()
-        except RuntimeError as error:  # no more threads: the connection is cut, the rest is for Python to collect
-            log.debug("a connection is not tidied up: %s", describe(error))
+        _close_aside(lane)
 
     def has_idle(self, before: float) -> bool:
         """Whether there is a lane that nobody has used since then."""
@@ -282,9 +279,17 @@ class Lanes:
 
     def close_idle(self) -> list[threading.Thread]:
         """Nobody needs these for now; the next send opens a new one."""
-        closing = []
-        for lane in self._take_idle():
-            thread = threading.Thread(target=lane.close, name="pairbus-close", daemon=True)
-            thread.start()
-            closing.append(thread)
-        return closing
+        threads = [_close_aside(lane) for lane in self._take_idle()]
+        return [thread for thread in threads if thread is not None]
+
+
+def _close_aside(lane: Lane) -> threading.Thread | None:
+    """Close a lane on a thread of its own, which is returned; where there are no more threads it is only cut."""
+    thread = threading.Thread(target=lane.close, name="pairbus-close", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # the rest is for Python to collect
+        lane.cut()
+        log.debug("a connection is not tidied up: %s", describe(error))
+        return None
+    return thread

@@ -114,8 +114,9 @@ def provision(
     queues = tuple(result for result in results if isinstance(result, BacklogQueue))
     if not queues and isinstance(results[0], _UNHEARD):
         raise ProvisioningError(
-            f"the secondary {secondary.host} could not be asked for its backlog queues: {describe(results[0])} Is its "
-            "host right, and its ca_file, where a private authority has signed its certificate?",
+            f"the secondary {secondary.host} could not be asked for its backlog queues: "
+            f"{describe(results[0]).rstrip('.')}. Check its host, and its ca_file where a private authority has signed "
+            "its certificate",
             missing,
         )
     if not queues:
@@ -189,6 +190,7 @@ def _refuse_unauthorised(result: BacklogQueue | Exception, secondary: Namespace)
         ) from result
     if isinstance(result, Exception) and _is_unauthorised(result):
         raise PairingError(
-            f"{secondary.host} does not let this credential look for or make backlog queues: {describe(result)} Is it "
-            "the secondary's? It needs the Manage right there (or the role Azure Service Bus Data Owner)"
+            f"{secondary.host} does not let this credential look for or make backlog queues: "
+            f"{describe(result).rstrip('.')}. It must be one of the secondary, with the Manage right there (or the "
+            "role Azure Service Bus Data Owner)"
         ) from result
