@@ -500,6 +500,20 @@ def test_what_was_sent_late_is_waited_for_like_anything_else(session: str | None
     assert not sender.closed
 
 
+@pytest.mark.parametrize(("answered", "limit"), [(1.0, 4 * pace.FIRST), (4.0, pace.FIRST)])
+def test_a_destination_that_takes_its_time_gets_no_more_at_once(answered: float, limit: int) -> None:
+    """What is answered late because so much is in flight would be answered later still, and is given up in the end."""
+    made, sender, _ = destination_with(*(moving() for _ in range(pace.FIRST)))
+    made._pace = pace.Pace(10_000)
+    sender.credit = pace.FIRST
+    made.on_credit()
+    assert len(sender.pending) == pace.FIRST
+    sender.now += answered
+    for context in sender.pending:
+        made.on_outcome(context, ACCEPTED, None)
+    assert made._pace.limit == limit
+
+
 @pytest.mark.parametrize(("patience", "until"), [(15.0, 74.0), (60.0, 85.0)])
 def test_an_answer_is_waited_for_only_while_it_is_of_use(patience: float, until: float) -> None:
     """For its time, and never until the lock has ended: what it says must be settled, too."""

@@ -210,7 +210,8 @@ class Destination:
         self._in_flight -= len(parcel)
         session = parcel[0].session
         if state == ACCEPTED:
-            self._pace.accepted(len(parcel))
+            sender = self._sender
+            self._pace.accepted(len(parcel), 0.0 if sender is None else sender.loop_time() - parcel[0].sent_at)
             for message in parcel:
                 self._owner.accepted(message)
             if session is not None:

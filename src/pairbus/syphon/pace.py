@@ -7,6 +7,9 @@ FIRST = 256
 _LEAST = 8
 #: How many times as many, once all of those were accepted.
 _GROWTH = 4
+#: Unless that took longer. A destination, or a line, that has enough would take as many times as long, and what is not
+#: answered within 15 seconds is given up, and sent once more.
+_PROMPT_SECONDS = 3.0
 
 
 class Pace:
@@ -19,15 +22,16 @@ class Pace:
         #: How many more go one by one.
         self._alone = 0
 
-    def accepted(self, count: int = 1) -> None:
-        """The destination has taken so many."""
+    def accepted(self, count: int = 1, seconds: float = 0.0) -> None:
+        """The destination has taken so many, so long after they were sent."""
         if self.is_searching:
             self._alone -= count
         elif self.limit < self._most:
             self._accepted += count
             if self._accepted >= self.limit:
                 self._accepted = 0
-                self.limit = min(self.limit * _GROWTH, self._most)
+                if seconds <= _PROMPT_SECONDS:
+                    self.limit = min(self.limit * _GROWTH, self._most)
 
     def refused(self) -> None:
         """It is busy, full or gone: the next start is slower."""
@@ -66,18 +70,18 @@ class Rate:
 
 
 class Window:
-    """How many messages of a backlog queue may be in flight: few, until it is seen that they are small; four times as
-    many after each window's worth that was settled (which takes three round trips), up to the limit, and never more
-    than are settled in a quarter of the time that a lock lasts.
+    """How many messages of a backlog queue may be in flight: few, until it is seen that they are small, and how fast
+    they are settled; many times as many after each window's worth that was (which takes three round trips), up to the
+    limit, and never more than are settled in a quarter of the time that a lock lasts.
 
     What is enough next door is all that there is of it, unless the way is so long that more are needed to fill it: what
     is in flight is what a crash repeats, and memory.
     """
 
-    _FIRST, _FIRST_SMALL = 64, 4096
+    _FIRST, _FIRST_SMALL = 64, 512
     _FIRST_BYTES = 4 * 1024 * 1024
     _ENOUGH = 8000
-    _GROWTH = 4
+    _GROWTH = 16
     _SHARE = 0.25
     #: How many times what is settled while one message is sent, written down and settled: of its three round trips that
     #: is two, and messages come in bursts. At 50 ms three times filled nine tenths of the pipe, seven all of it.
