@@ -167,6 +167,10 @@ def test_a_scheduled_time_of_nothing_is_left_alone_and_two_are_refused() -> None
     name = encode(Symbol("x-opt-scheduled-enqueue-time"))
     unset = message(annotations=sections.encode_map([name, b"\x40"]))
     assert restore(park(unset, "q", ID), NOW)[0] == unset
+    other, when = encode("x-opt-scheduled-enqueue-time"), encode(Timestamp(1))
+    for entries in ([name, b"\x40", other, when], [other, when, name, b"\x40"], [name, when, name, b"\x40"]):
+        both = message(annotations=sections.encode_map(entries))
+        assert restore(park(both, "q", ID), NOW).message == both
     twice = message(annotations=sections.encode_map([name, encode(Timestamp(1)), name, encode(Timestamp(2))]))
     with pytest.raises(NotParkableError, match="twice"):
         park(twice, "q", ID)

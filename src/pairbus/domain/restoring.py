@@ -283,7 +283,7 @@ def _restore_annotations(
         ours = _OWNED_KEYS if scheduled is None else _OWNED_OR_SCHEDULED_KEYS
         for start, value, end in pairs(message, found.value):
             name = ours.get(message[start:value])
-            if name is None:
+            if name is None or (name == SCHEDULED_ANNOTATION and message[value] == 0x40):  # one that is not set
                 entries.append(message[start:end])
             elif name in _FACTS and (number := _whole(message, value)) >= 0:
                 told[name] = number
