@@ -371,6 +371,30 @@ def test_a_sender_whose_opening_is_interrupted_leaves_no_connection(
     assert pair.bodies(queue) == ["after"]
 
 
+def test_a_send_that_is_interrupted_as_a_link_begins_to_open_leaves_nothing_behind(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C just when the thread that opens has begun, to a peer that says nothing: it is cut as soon as can be."""
+    queue = pair.queue()
+    bus = pair.pairing(send_timeout=60)
+    sender = bus.get_queue_sender(queue)
+
+    class Interrupted(threading.Thread):
+        def start(self) -> None:
+            super().start()
+            if self.name == "pairbus-open":
+                raise KeyboardInterrupt
+
+    pair.primary.pause()
+    with monkeypatch.context() as patched:
+        patched.setattr(lanes_module, "threading", SimpleNamespace(**{**vars(threading), "Thread": Interrupted}))
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                sender.send_messages(ServiceBusMessage("interrupted"))
+    wait_until(lambda: pairbus_threads() == ["pairbus-events", "pairbus-guard"], 20, pairbus_threads)
+    assert not bus._guard.deadlines
+
+
 def test_a_sender_that_is_closed_in_the_midst_of_its_send_leaves_no_connection(pair: Pair) -> None:
     """The last one to an entity: what it was sending on is closed when its answer has come; another opens anew."""
     queue = pair.queue()

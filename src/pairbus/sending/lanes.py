@@ -8,6 +8,7 @@ thread for each.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -111,8 +112,13 @@ class Lane:
         if self.was_cut:  # just now: whoever did it may not have seen the event
             done.set()
         self._being_opened = True
+        turn = [None]  # whose it is to tidy up: that of the thread from when it begins
 
         def run() -> None:
+            try:
+                turn.pop()
+            except IndexError:
+                return  # who started it was interrupted, and has tidied up
             try:
                 self._sender.__enter__()
                 outcome.append(None)
@@ -128,9 +134,11 @@ class Lane:
         self._deadlines[self] = time.monotonic() + timeout  # a pairing that closes cuts this short, too
         try:
             threading.Thread(target=run, name="pairbus-open", daemon=True).start()
-        except BaseException:
-            self._being_opened = False
-            self._deadlines.pop(self, None)
+        except BaseException:  # no more threads; or Ctrl-C, which may come when it has begun
+            with contextlib.suppress(IndexError):
+                turn.pop()
+                self._being_opened = False
+                self._deadlines.pop(self, None)
             raise
         done.wait(min(timeout, threading.TIMEOUT_MAX))
         if not outcome:
