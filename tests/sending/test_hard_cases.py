@@ -371,6 +371,28 @@ def test_a_sender_whose_opening_is_interrupted_leaves_no_connection(
     assert pair.bodies(queue) == ["after"]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_send_that_is_interrupted_when_it_is_parked_names_no_message(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Ctrl-C behind a backlog queue's answer: the error carries what was accepted nowhere, and that is nothing."""
+    queue = pair.queue()
+    bus = pair.pairing(backlog_queue_count=1)
+    sender = bus.get_queue_sender(queue)
+    pair.declare_down(bus, queue)
+    sender.send_messages(ServiceBusMessage("before"))
+
+    def interrupted(messages: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bus._entities[queue], "was_parked", interrupted)
+    given = [ServiceBusMessage("parked") for _ in range(count)]
+    with pytest.raises(KeyboardInterrupt) as raised:
+        sender.send_messages(given[0] if count == 1 else given)
+    assert raised.value.messages == []  # type: ignore[attr-defined]
+    assert pair.parked_bodies() == ["before"] + ["parked"] * count
+
+
 def test_a_send_that_is_interrupted_as_a_link_begins_to_open_leaves_nothing_behind(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,7 +154,7 @@ class PairedSender:
                     self._entity.was_parked(1)
                     return
         except BaseException as error:
-            error.messages = members(message)  # type: ignore[attr-defined]
+            error.messages = members(message) if parcel is None else parcel.rest  # type: ignore[attr-defined]
             raise
         self._send(message, timeout, 1, None, parcel, tried)
 
