@@ -239,6 +239,25 @@ def test_the_format_of_a_delivery_is_noted_by_link_and_tag() -> None:
     assert inbound.formats == {(b"link-3", b"t"): BATCH}
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        amqp.transfer(3, None, b"", aborted=True),
+        amqp.performative(amqp.DETACH, UInt(3), True) + amqp.attach("link-3", 3, "q"),
+        amqp.performative(amqp.END) + amqp.begin() + amqp.attach("link-3", 3, "q"),
+        amqp.attach("link-3", 3, "q"),
+    ],
+    ids=["aborted", "detached", "session ended", "attached again"],
+)
+def test_a_format_ends_with_a_delivery_that_is_never_whole(end: bytes) -> None:
+    """A tag that is used again, for a plain message, is not taken for the batch that it named before."""
+    inbound = linked(3)
+    inbound.feed(amqp.transfer(3, 0, b"a", format=BATCH, tag=b"t", more=True))
+    inbound.feed(end)
+    inbound.feed(amqp.transfer(3, 1, b"plain", format=0, tag=b"t"))
+    assert inbound.formats == {}
+
+
 def test_formats_that_nobody_asks_for_do_not_pile_up() -> None:
     """A client cannot make the notes grow without end."""
     inbound = linked(0)

@@ -47,21 +47,16 @@ class FramingError(Exception):
 class _Channel:
     """What is known of one of the client's sessions."""
 
-    __slots__ = ("names", "next_id", "open_deliveries", "receivers", "renumbered")
+    __slots__ = ("names", "next_id", "open_deliveries", "open_formats", "receivers", "renumbered")
 
     def __init__(self) -> None:
         self.names: dict[int, bytes] = {}
         self.receivers: set[int] = set()
         self.open_deliveries: dict[int, int] = {}
+        #: Where the format is noted of a delivery that is not whole yet, by its link.
+        self.open_formats: dict[int, tuple[bytes, bytes]] = {}
         self.next_id: int | None = None
         self.renumbered: dict[int, int] = {}
-
-    def forget(self, handle: object) -> None:
-        """The link is gone, and what was half sent on it."""
-        if isinstance(handle, int):
-            self.names.pop(handle, None)
-            self.receivers.discard(handle)
-            self.open_deliveries.pop(handle, None)
 
 
 class Inbound:
@@ -140,9 +135,12 @@ class Inbound:
         elif code == DETACH and count:
             state = self._channels.get(channel)
             if state is not None:
-                state.forget(decode(data, first)[0])
+                self._forget(state, decode(data, first)[0])
         elif code in (BEGIN, END):
-            self._channels.pop(channel, None)
+            gone = self._channels.pop(channel, None)
+            if gone is not None:
+                for handle in list(gone.names):
+                    self._forget(gone, handle)
         elif code == OPEN:
             return self._open(data, count, first, after, end, channel)
         return None
@@ -168,12 +166,26 @@ class Inbound:
         if not isinstance(name, str) or not isinstance(handle, UInt) or not isinstance(role, bool):
             raise FramingError("an attach's name, handle or role is of a wrong type")
         state = self._channels.setdefault(channel, _Channel())
-        state.forget(handle)
+        self._forget(state, handle)
         if sum(len(each.names) for each in self._channels.values()) >= MAX_LINKS:
             raise FramingError(f"a connection may have {MAX_LINKS} links at most")
         state.names[handle] = name.encode()
         if role:
             state.receivers.add(handle)
+
+    def _forget(self, state: _Channel, handle: object) -> None:
+        """The link is gone, and what was half sent on it."""
+        if isinstance(handle, int):
+            state.names.pop(handle, None)
+            state.receivers.discard(handle)
+            state.open_deliveries.pop(handle, None)
+            self._end_format(state, handle)
+
+    def _end_format(self, state: _Channel, handle: int) -> None:
+        """A delivery is never going to be whole: who uses its tag again may mean something else by it."""
+        noted = state.open_formats.pop(handle, None)
+        if noted is not None:
+            self.formats.pop(noted, None)
 
     def _flow(self, data: bytes, count: int, first: int, after: int, end: int, channel: int) -> bytes | None:
         """Proton computes with signed numbers: more credit than they hold would be none."""
@@ -195,8 +207,8 @@ class Inbound:
         if handle in state.receivers:
             raise FramingError("a transfer on a link that the client receives on")
         more = len(fields) > 5 and decode(data, fields[5][0])[0] is True
-        if more and count > 9:  # an aborted delivery has no more, whatever it says
-            more = decode(data, _fields(data, count, first, 10)[9][0])[0] is not True
+        if more:  # an aborted delivery has no more, whatever it says
+            more = not _is_aborted(data, count, first)
         current = state.open_deliveries.get(handle)
         given = decode(data, fields[1][0])[0] if len(fields) > 1 else None
         if given is not None and not isinstance(given, UInt):
@@ -216,6 +228,11 @@ class Inbound:
             state.open_deliveries[handle] = current
         else:
             state.open_deliveries.pop(handle, None)
+            if handle in state.open_formats:
+                if _is_aborted(data, count, first):
+                    self._end_format(state, handle)
+                else:
+                    del state.open_formats[handle]
         if given is None or given == current:
             return None
         a, b = fields[1]
@@ -230,7 +247,8 @@ class Inbound:
         if isinstance(number, int) and number and isinstance(tag, bytes):
             if len(self.formats) > 10_000:
                 self.formats.clear()  # deliveries that were never finished; their links are long gone
-            self.formats[(state.names.get(handle, b""), tag)] = int(number)
+            key = state.open_formats[handle] = (state.names.get(handle, b""), tag)
+            self.formats[key] = int(number)
 
     def given_id(self, channel: int, current: int) -> int | None:
         """The client's own number of a delivery that was renumbered."""
@@ -336,6 +354,11 @@ def _fields(data: bytes, count: int, pos: int, most: int) -> list[tuple[int, int
         found.append((pos, following))
         pos = following
     return found
+
+
+def _is_aborted(data: bytes, count: int, first: int) -> bool:
+    """Of a transfer's fields."""
+    return count > 9 and decode(data, _fields(data, count, first, 10)[9][0])[0] is True
 
 
 def _frame(channel: int, code: int, count: int, fields: bytes, payload: bytes) -> bytes:
