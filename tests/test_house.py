@@ -65,7 +65,7 @@ def test_sending_knows_the_domain_and_no_engine(path: Path) -> None:
     names = imported(path)
     assert not {name.partition(".")[0] for name in names} & {"pyspark", "proton", "cproton_ffi", "pyarrow", "lark"}
     ours = {name for name in names if name.startswith("pairbus.")}
-    homes = ("domain", "sending", "errors", "options", "administration", "bounded_credential")
+    homes = ("domain", "sending", "errors", "options", "administration", "bounded_credential", "telling")
     homes = tuple(f"pairbus.{home}" for home in homes)
     assert all(name.startswith(homes) for name in ours)
 
@@ -76,7 +76,7 @@ def test_the_syphon_knows_neither_spark_nor_the_sender(path: Path) -> None:
     names = imported(path)
     assert "pyspark" not in {name.partition(".")[0] for name in names}
     ours = {name for name in names if name.startswith("pairbus.")}
-    homes = ("domain", "syphon", "errors", "options", "administration", "config")
+    homes = ("domain", "syphon", "errors", "options", "administration", "config", "bounded_credential", "telling")
     homes = tuple(f"pairbus.{home}" for home in homes)
     assert all(name.startswith(homes) for name in ours)
 
@@ -93,6 +93,7 @@ def test_spark_runs_the_syphon_and_knows_no_broker(path: Path) -> None:
         "pairbus.errors",
         "pairbus.options",
         "pairbus.administration",
+        "pairbus.telling",
     )
     assert all(name.startswith(homes) for name in ours)
 

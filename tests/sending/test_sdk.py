@@ -30,6 +30,7 @@ from pairbus.localbus import LocalBus
 from pairbus.sending import sdk
 from pairbus.sending.classification import Meaning, condition_of, means, status_of
 from pairbus.sending.parking import Parcel
+from pairbus.telling import describe
 from tests.domain.amqp_messages import CORPUS
 from tests.localbus.process_fixtures import key_of, sas_token, with_key
 from tests.sending.conftest import SLACK, Pair, wait_until
@@ -524,9 +525,9 @@ def test_no_secret_is_described() -> None:
         "SharedAccessSignature sr=x&sig=SECRET1%3D&se=1&skn=SECRET2;SharedAccessKey=SECRET3=;token=SECRET4\nline "
         + "x" * 999
     )
-    found = sdk.describe(error)
+    found = describe(error)
     assert "SECRET" not in found
     assert "\n" not in found
     assert len(found) < 600
     assert found.startswith("ServiceBusError: ")
-    assert sdk.describe(ValueError()) == "ValueError"
+    assert describe(ValueError()) == "ValueError"

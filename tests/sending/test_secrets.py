@@ -19,7 +19,7 @@ from azure.servicebus import ServiceBusMessage
 from pairbus import BacklogUnavailableError, Namespace, OptionError, PairingError, PairingOptions, options
 from pairbus.localbus import LocalBus
 from pairbus.localbus.auth import DEFAULT_KEY_NAME
-from pairbus.sending.sdk import describe
+from pairbus.telling import describe
 from tests.localbus.process_fixtures import key_of, sas_token, with_key
 from tests.sending.conftest import Pair, wait_until
 

@@ -165,6 +165,28 @@ class TestOnce:
             job.run_once(lambda: (tmp_path / "begun-0").exists())
         assert outcomes(spark, config)["delivered"] > 0
 
+    def test_a_ledger_that_fails_at_the_end(
+        self, spark: SparkSession, pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is told; the run is marked as done all the same, so that the next one folds its rows, at once."""
+        queue = pair.queue()
+        backlog.park({0: queue}, 5)
+        config = backlog.config()
+        job = syphon(spark, config)
+
+        def fail(*_: Any) -> None:
+            raise OSError("the ledger's disk is gone")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(job.ledger, "_fold", fail)
+            with pytest.raises(SyphonError, match="the ledger's disk is gone"):
+                job.run_once()
+        assert pair.arrived(queue) == 5
+        assert outcomes(spark, config) == {}
+        elsewhere = replace(config, checkpoint=f"{config.checkpoint}-of-another")
+        syphon(spark, elsewhere).run_once()
+        assert outcomes(spark, elsewhere) == {"delivered": 5}
+
     def test_a_defect_in_a_task_is_an_error_of_its_queue(self, spark: SparkSession, backlog: Backlog) -> None:
         """No task raises: the batch ends well, its row says what it was, and running once ends with it."""
         backlog.park({0: "orders"}, 1)

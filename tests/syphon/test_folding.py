@@ -387,6 +387,21 @@ def test_what_is_done_is_folded_by_whoever_comes(kind: str, tmp_path: Path) -> N
     assert [fold.run for fold in begun(root, "b").plan()] == (["done"] if kind == "disk" else [])
 
 
+@pytest.mark.parametrize("root_of", [lambda path: str(path), lambda path: mock_root()], ids=["disk", "store"])
+def test_nothing_is_left_of_a_run_that_ended_in_order(root_of: Callable[[Path], str], tmp_path: Path) -> None:
+    """Not even its folder, also where a store has real ones: everybody who looks for journals would look into it."""
+    root, ledger = root_of(tmp_path), Ledger()
+    done = begun(root, "a")
+    journal = new_journal(root, "a")
+    journal.write(rows(1))
+    journal.close()
+    fold_all(done, ledger)
+    done.finish()
+    fold_all(begun(root, "b", "a"), ledger)
+    assert ledger.numbers == [1]
+    assert place_at(root).folders() == ["b"]
+
+
 def test_an_unfinished_journal_is_removed_when_it_was_silent_for_an_hour(tmp_path: Path) -> None:
     """A task that was killed leaves one in a run that lives on; if it was not dead, it goes on in a new file."""
     root, ledger = str(tmp_path), Ledger()

@@ -127,6 +127,37 @@ def test_a_credential_that_does_not_answer_is_not_waited_for(pair: Pair, backlog
     assert backlog.depth() == 3
 
 
+async def test_a_credential_that_hangs_is_asked_once(bus: LocalBus) -> None:
+    """Each link that wants a token waits its time, and leaves no call of its own behind with the credential."""
+    wake = threading.Event()
+    asked: list[str] = []
+
+    class Silent(Entra):
+        def get_token(self, *scopes: str, **kwargs: Any) -> Any:
+            asked.append(scopes[0])
+            wake.wait(60.0)
+            return super().get_token(*scopes, **kwargs)
+
+    try:
+        async with connected(Namespace(f"127.0.0.1:{bus.port}", credential=Silent(), name="n", use_tls=False)) as made:
+            for _ in range(3):
+                with pytest.raises(LinkError, match="gave no token"):
+                    await made.authorize("q", timeout=0.2)
+        assert len(asked) == 1
+    finally:
+        wake.set()
+
+
+async def test_an_authority_whose_file_is_gone(bus: LocalBus, tmp_path: Path) -> None:
+    """It was there when the namespace was made: a connection that cannot be opened, and no mistake of ours."""
+    file = tmp_path / "ca.pem"
+    file.write_bytes(Path(bus.ca_file).read_bytes())
+    namespace = Namespace(f"127.0.0.1:{bus.port}", credential=_named_key(bus), name="n", ca_file=file)
+    file.unlink()
+    with pytest.raises(ConnectionLost, match="No such file"):
+        await Connection.open(namespace, timeout=30.0)
+
+
 async def test_an_authority_that_nobody_trusts(bus: LocalBus, tmp_path: Path) -> None:
     """Refused, and the error says that it is the certificate, and whose."""
     namespace = Namespace(f"127.0.0.1:{bus.port}", credential=_named_key(bus), name="n")
@@ -527,20 +558,22 @@ def test_fifty_drains_leave_nothing_behind(pair: Pair, backlog: Backlog) -> None
     """Neither sockets nor threads, whether there was something to drain, nothing, or nobody to reach."""
     queue = pair.queue()
     backlog.make()
-    nobody = _like(_namespace(1), pair.name)
     for _ in range(3):
         backlog.drain()
-    gc.collect()
-    files, threads = _open_files(), threading.active_count()
-    for number in range(50):
-        if number % 5 == 0:
-            backlog.park(queue, *numbered(3))
-        if number % 10 == 1:
-            assert backlog.drain(primary=nobody, retry_interval=0.001).error is not None
-        else:
-            assert backlog.drain().error is None
-    gc.collect()
-    wait_until(lambda: _open_files() <= files and threading.active_count() <= threads)
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))  # nobody else can listen there meanwhile
+        nobody = _like(_namespace(unheard.getsockname()[1]), pair.name)
+        gc.collect()
+        files, threads = _open_files(), threading.active_count()
+        for number in range(50):
+            if number % 5 == 0:
+                backlog.park(queue, *numbered(3))
+            if number % 10 == 1:
+                assert backlog.drain(primary=nobody, retry_interval=0.001).error is not None
+            else:
+                assert backlog.drain().error is None
+        gc.collect()
+        wait_until(lambda: _open_files() <= files and threading.active_count() <= threads)
     assert len(arrivals(backlog, queue)) == 30
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
@@ -20,12 +21,14 @@ from azure.servicebus import ServiceBusMessage
 from pairbus import Namespace, OptionError, PairingOptions, pair_namespaces
 from pairbus.config import SyphonConfig
 from pairbus.domain.outcome import Head, Outcome, QueueSummary
+from pairbus.localbus.auth import DEFAULT_KEY_NAME
 from pairbus.syphon import service as service_module
 from pairbus.syphon.depths import Depths
 from pairbus.syphon.drain import DrainOptions
 from pairbus.syphon.folding import JournalFolder, read_parts
 from pairbus.syphon.journal import open_journal, read_journal
 from pairbus.syphon.service import Round, Service, service_for
+from tests.localbus.process_fixtures import with_key
 from tests.sending.conftest import Pair, wait_until
 from tests.syphon.conftest import Backlog, encoded, numbered
 from tests.syphon.counting import arrivals, park_many, take_and_die
@@ -179,6 +182,45 @@ def test_pairbus_drain_goes_on_until_it_is_told_to_stop(
         command.process.send_signal(number)
         assert command.result()[0] == 0
     assert len(journals(tmp_path / "journal")) == 10
+
+
+@pytest.mark.parametrize("renewed", ["primary", "secondary"])
+def test_a_key_that_is_renewed_is_found(pair: Pair, backlog: Backlog, tmp_path: Path, renewed: str) -> None:
+    """A syphon that goes on looks its references up again when it is refused: nobody needs to start it anew."""
+    queue = pair.queue()
+    backlog.park(queue, *numbered(5))
+    secrets = {}
+    for kind, bus in (("primary", pair.primary), ("secondary", pair.secondary)):
+        secrets[kind] = tmp_path / kind
+        secrets[kind].write_text(bus.connection_string)
+    right = secrets[renewed].read_text()
+    secrets[renewed].write_text(with_key(right, DEFAULT_KEY_NAME, "d3Jvbmc="))
+    path = config_of(pair, tmp_path, queues=1)
+    text = path.read_text()
+    for kind, file in secrets.items():
+        text = text.replace(f"env:PAIRBUS_TEST_{kind.upper()}", f"file:{file}")
+    path.write_text(text)
+    rounds: list[Round] = []
+    asked: list[int] = []
+    service = service_for(SyphonConfig.load(path), on_round=rounds.append, on_asked=asked.append)
+    thread = threading.Thread(target=service.forever)
+    thread.start()
+    try:
+        wait_until(lambda: rounds if renewed == "primary" else asked, 60)
+        assert pair.arrived(queue) == 0
+        secrets[renewed].write_text(right)
+        wait_until(lambda: pair.arrived(queue) == 5, 60)
+    finally:
+        service.stop()
+        thread.join(60)
+
+
+def test_a_service_that_moved_nothing_leaves_nothing(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
+    """Run every hour, it does not fill the journals' folder with runs that nobody needs."""
+    backlog.make()
+    service = Service(pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path))
+    assert service.once().is_empty
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_cluster_folds_what_a_service_has_left(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:

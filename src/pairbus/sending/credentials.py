@@ -18,8 +18,9 @@ from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from ..bounded_credential import bounded
 from ..errors import PairingError
 from ..options import Namespace
+from ..telling import describe
 from .classification import has_no_credential, status_of
-from .sdk import describe, put_token, shut, token_sender
+from .sdk import put_token, shut, token_sender
 
 log = logging.getLogger("pairbus")
 

@@ -14,10 +14,10 @@ from azure.servicebus import ServiceBusMessage
 from ..domain.cost import operations_of
 from ..domain.health import Health, State
 from ..options import PairingOptions
+from ..telling import describe
 from . import events
 from .classification import Meaning, is_shortage, is_unnamed, means
 from .lanes import Lane, Lanes
-from .sdk import describe
 from .status import EntityStatus, Operations
 
 #: What is to be told: the kind of event, and when and how the error was that it came from.

@@ -17,8 +17,9 @@ from typing import Any
 
 from azure.servicebus.exceptions import OperationTimeoutError
 
+from ..telling import describe
 from .classification import at_opening
-from .sdk import describe, is_running, shut, tend
+from .sdk import is_running, shut, tend
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from ..bounded_credential import bounded
 from ..errors import OptionError, PairedNamespaceClosedError, PairingError
 from ..options import Namespace, PairingOptions, refuse_same
+from ..telling import describe
 from . import events
 from .credentials import Inquiry, KeyInquiry, TokenInquiry, gives_tokens, is_for_all
 from .entity import Entity, entity_name
@@ -21,7 +22,7 @@ from .hubs import PairedEventHubProducer, check_event_hubs, eventhub_sdk
 from .lanes import Guard, Lanes
 from .parking import Backlog
 from .provisioning import provision
-from .sdk import TOKEN_SCOPE, again, describe, sender_to, service_bus_client
+from .sdk import TOKEN_SCOPE, again, sender_to, service_bus_client
 from .sender import PairedSender
 from .status import Operations, PairingStatus
 from .syphoning import PairingSyphon

@@ -23,6 +23,7 @@ from ..domain.backlog import Rotation
 from ..domain.cost import operations_of
 from ..domain.refusal import OF_THE_MESSAGE
 from ..options import PairingOptions
+from ..telling import describe
 from . import events
 from .classification import Meaning, condition_of, is_shortage, is_timeout, means
 from .errors import BacklogUnavailableError, NotParkableError
@@ -33,7 +34,6 @@ from .sdk import (
     MESSAGE_OVERHEAD,
     Destination,
     Prepared,
-    describe,
     encoded_members,
     members,
     raw_batch,

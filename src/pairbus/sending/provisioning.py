@@ -28,7 +28,8 @@ from ..administration import administration_client
 from ..domain.backlog import PROPERTIES, differences, queue_path, unusable
 from ..errors import PairingError, ProvisioningError
 from ..options import Namespace
-from .sdk import PREMIUM_BATCH_LIMIT, STANDARD_LIMIT, describe
+from ..telling import describe
+from .sdk import PREMIUM_BATCH_LIMIT, STANDARD_LIMIT
 from .status import Operations
 
 _WORKERS = 8

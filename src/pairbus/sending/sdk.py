@@ -56,8 +56,6 @@ _TENDING_SECONDS = 0.2
 _HANDSHAKE_SECONDS = 60.0
 #: On a copy of a message: the caller's own object.
 _ORIGINAL = "_pairbus_original"
-_SECRET = re.compile(r"(?i)\b(sig|skn|SharedAccessKey|SharedAccessSignature|token)=[^&;\s'\"]+")
-_JWT = re.compile(r"\beyJ[\w-]+\.[\w-]+(?:\.[\w-]*)?")
 
 
 # --- clients -----------------------------------------------------------------------------------------------------
@@ -437,9 +435,3 @@ def again(error: Exception) -> Exception:
             setattr(twin, name, getattr(error, name))
     twin.__cause__ = error.__cause__
     return twin
-
-
-def describe(error: BaseException) -> str:
-    """An error in one line, without anything secret."""
-    text = _JWT.sub("***", _SECRET.sub(r"\1=***", " ".join(str(error).split())))[:500]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -11,8 +11,8 @@ from typing import Any
 
 from ..errors import OptionError
 from ..options import Namespace, PairingOptions
+from ..telling import describe
 from . import events
-from .sdk import describe
 from .status import Operations
 
 

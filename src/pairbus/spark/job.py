@@ -16,6 +16,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -35,6 +36,7 @@ from ..syphon.drain import drain_queue, never
 from ..syphon.folding import JournalFolder
 from ..syphon.owed import LONGEST_LOCK
 from ..syphon.places import join
+from ..telling import describe
 from .batches import COUNTS, BatchSummary, Once, SyphonError
 from .checkpoint import CheckpointNote
 from .ledger import BatchRow, Ledger, cause_of
@@ -236,12 +238,14 @@ class Syphon:
     def _end(self) -> None:
         """Fold what is left, and leave nothing behind but the ledger, the checkpoint and the word that we are done."""
         self._ended = True
-        self.ledger.fold_all(self._journals)
-        self._journals.finish()
-        self._mark.remove()
-        self._kills.remove()
-        self._second_hand.shutdown()
-        shutil.rmtree(self._note.parent, ignore_errors=True)
+        # Whatever fails, the rest is done: a run that is not marked as done keeps others from its rows for an hour.
+        with ExitStack() as rest:
+            rest.callback(shutil.rmtree, self._note.parent, ignore_errors=True)
+            rest.callback(self._second_hand.shutdown)
+            rest.callback(self._kills.remove)
+            rest.callback(self._mark.remove)
+            rest.callback(self._journals.finish)
+            self.ledger.fold_all(self._journals)
 
     # --- until it is empty -------------------------------------------------------------------------------
 
@@ -254,7 +258,7 @@ class Syphon:
         try:
             depths = self._asked()
         except Exception as error:
-            raise SyphonError(f"the secondary does not say how deep the backlog is: {error}") from error
+            raise SyphonError(f"the secondary does not say how deep the backlog is: {describe(error)}") from error
         if depths.none_exists:
             raise SyphonError(none_exists_text(depths, self.config.secondary.resolve(), self._name))
         if not depths.total:
@@ -281,13 +285,24 @@ class Syphon:
                     once.give_up(f"no batch for {_SILENCE:.0f} s: see the warnings of the reader in Spark's log")
                     break
         finally:
-            self.stop()
+            self._stop_after(query)
         if (ended := query.exception()) is not None:
             raise SyphonError(f"the query ended: {ended}") from ended
         held = once.result()
         if not once.is_over:
             raise SyphonError("it was told to stop before the backlog was empty")
         return held
+
+    def _stop_after(self, query: StreamingQuery) -> None:
+        """Stop; an end that fails does not hide why the query ended."""
+        try:
+            self.stop()
+        except Exception as error:
+            ended = query.exception()
+            before = "" if ended is None else f"the query ended: {ended}; and "
+            raise SyphonError(
+                f"{before}the ledger does not have all rows yet: {cause_of(error)}. The next run folds them in"
+            ) from (ended or error)
 
     def dead_letters(self) -> list[tuple[str, int, str]]:
         """What this syphon has dead-lettered, from the ledger: destination, how many, and why (one reason each)."""
@@ -375,7 +390,7 @@ class Syphon:
         try:
             return self._asked()
         except Exception as error:  # the reader asks again, in its own time
-            log.warning("the secondary does not say how deep the backlog is (%s: %s)", type(error).__name__, error)
+            log.warning("the secondary does not say how deep the backlog is (%s)", describe(error))
             return None
 
     def _asked(self) -> Depths:

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from ..telling import describe
+
 if TYPE_CHECKING:
     from ..config import SyphonConfig
     from ..options import Namespace
@@ -104,12 +106,8 @@ class DepthWatch:
             self._failures += 1
             pause = min(self.retry_interval * 2 ** (self._failures - 1), LONGEST_PAUSE)
             self._next = self.clock() + pause
-            log.warning(
-                "the secondary does not say how deep the backlog is; asking again in %.0f s (%s: %s)",
-                pause,
-                type(error).__name__,
-                error,
-            )
+            said = describe(error)
+            log.warning("the secondary does not say how deep the backlog is; asking again in %.0f s (%s)", pause, said)
             return None
         self._failures = 0
         return self._judge(answer.by_index, now)

@@ -92,8 +92,8 @@ class Connection(asyncio.Protocol):
         """Connect and say hello; raises `ConnectionLost` if that cannot be done in time."""
         made = cls(namespace, event_hubs=event_hubs)
         host, port = _host_and_port(namespace)
-        tls = _tls(namespace) if namespace.use_tls else None
         try:
+            tls = _tls(namespace) if namespace.use_tls else None
             async with bounded(timeout):
                 made._authority.begin(timeout)
                 await made.loop.create_connection(

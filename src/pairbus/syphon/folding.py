@@ -189,6 +189,10 @@ class JournalFolder:
         """End the run in order: what is not in the ledger yet is any other syphon's to fold, and to clear up after."""
         if self._run is not None:
             self._place.put(f"{self._run}/{DONE}", b"done\n")
+            if not self._folds:  # nobody may ever come to clear up after one that has moved nothing
+                own = list_run(self._place, self._run)
+                if not own.journals:
+                    own.clear()
             self._run = None
 
     def _begun(self) -> str:

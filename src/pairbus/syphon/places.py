@@ -75,8 +75,9 @@ class Place(Protocol):
     def delete_folder(self, name: str) -> None:
         """Remove a folder and all that is in it, if it is there."""
 
-    def delete_empty_folder(self, name: str) -> None:
-        """Remove a folder that holds nothing; one that does, stays."""
+    def delete_empty_folder(self, name: str, *, is_over: bool = False) -> None:
+        """Remove a folder that holds nothing; one that does, stays. Where looking and removing are two steps it is only
+        done if `is_over`: nobody writes there any more."""
 
 
 def place_at(folder: str) -> Place:
@@ -216,7 +217,7 @@ class LocalPlace:
             self.delete(f"{name}/{each.name}")
         self.delete_empty_folder(name)
 
-    def delete_empty_folder(self, name: str) -> None:
+    def delete_empty_folder(self, name: str, *, is_over: bool = False) -> None:
         try:
             os.rmdir(self.where(name))
         except FileNotFoundError:
@@ -346,8 +347,11 @@ class ArrowPlace:
         with contextlib.suppress(FileNotFoundError), named(self.where(name)):
             self._filesystem.delete_dir(self.where(name))
 
-    def delete_empty_folder(self, name: str) -> None:
-        """Nothing is done: an object store has no empty folders, and elsewhere another may be about to fill it."""
+    def delete_empty_folder(self, name: str, *, is_over: bool = False) -> None:
+        # A plain object store has none. But there are stores with real folders, and some that put a marker for one
+        # where the last file was deleted; each would be listed by everybody who looks for journals, for ever.
+        if is_over and not self.files(name):
+            self.delete_folder(name)
 
 
 def write_all(descriptor: int, data: bytes) -> None:

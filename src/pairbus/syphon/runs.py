@@ -170,7 +170,7 @@ class Run:
         if all(_is_ours(name) for name in memory):
             for name in memory:
                 self.place.delete(self.path(name))
-            self.place.delete_empty_folder(self.name)
+            self.place.delete_empty_folder(self.name, is_over=self.has(DONE))
 
 
 def list_run(place: Place, name: str) -> Run:

@@ -13,11 +13,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..domain.outcome import Head, Held, QueueSummary
 from ..errors import PairbusError
 from ..options import Namespace, refuse_same
+from ..telling import describe
 from . import bounds
 from .bounds import aside, within
 from .depths import Depths, backlog_depths, none_exists_text, warn_of, warn_of_wear
@@ -26,6 +27,9 @@ from .folding import JournalFolder
 from .journal import close_journal, open_journal
 from .owed import LONGEST_LOCK
 from .places import join
+
+if TYPE_CHECKING:
+    from ..config import Namespaces
 
 log = logging.getLogger("pairbus.syphon")
 
@@ -126,7 +130,10 @@ class Service:
         idle_poll_interval: float = 120.0,
         on_round: Callable[[Round], object] = lambda done: None,
         on_asked: Callable[[int], object] = lambda operations: None,
+        resolve: Callable[[], Namespaces] | None = None,
     ) -> None:
+        #: How the namespaces are looked up anew, when they may be others than they were.
+        self._resolve = resolve
         self._primary, self._secondary, self._event_hubs = primary, secondary, event_hubs
         self._indexes = tuple(queues)
         self._journal = journal
@@ -202,9 +209,10 @@ class Service:
                 try:
                     depths = self._ask()
                 except Exception as error:
-                    log.warning("the secondary does not say how deep the backlog is (%s)", type(error).__name__)
+                    log.warning("the secondary does not say how deep the backlog is (%s)", describe(error))
                     fruitless += 1
                     pause = self._backoff(fruitless)
+                    self._look_up_again()
                 else:
                     if (depths.missing, depths.left_out.keys(), depths.given_out) != told:
                         told = depths.missing, depths.left_out.keys(), depths.given_out
@@ -212,6 +220,8 @@ class Service:
                     if depths.total:
                         done = self._round(depths, replace(self._options, budget=_ROUND_SECONDS))
                         fruitless = 0 if done.moved else fruitless + 1
+                        if fruitless and (done.errors or done.held):
+                            self._look_up_again()
                         pause = self._backoff(fruitless)
                 self._rest(pause)
         finally:
@@ -231,12 +241,20 @@ class Service:
         self._wake.wait(seconds)
         self._wake.clear()
 
+    def _look_up_again(self) -> None:
+        """A key may have been renewed where the references point."""
+        if self._resolve is None:
+            return
+        try:
+            self._primary, self._secondary, self._event_hubs = self._resolve()
+        except PairbusError as error:  # half renewed, perhaps: what was found before is kept
+            log.warning("%s", error)
+
     def _told(self) -> Depths:
         try:
             return self._ask()
         except Exception as error:  # what the SDK and credentials raise is many things
-            why = " ".join(str(error).split())
-            raise PairbusError(f"[secondary] does not say how deep the backlog is: {why}") from error
+            raise PairbusError(f"[secondary] does not say how deep the backlog is: {describe(error)}") from error
 
     def _ask(self) -> Depths:
         operations = 1  # one that fails is billed as well
@@ -292,5 +310,6 @@ def service_for(config: Any, **more: Any) -> Service:
         event_hubs=event_hubs,
         options=DrainOptions.of(config, max_rate=config.max_rate),
         idle_poll_interval=config.idle_poll_interval,
+        resolve=config.resolve,
         **more,
     )

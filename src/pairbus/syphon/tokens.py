@@ -48,7 +48,10 @@ def token_for(namespace: Namespace, path: str, *, event_hubs: bool = False) -> T
         given = credential.signature
         ends = _EXPIRY.search(given)
         return Token(given, SAS_TYPE, float(ends.group(1)) if ends else now + LIFETIME_SECONDS)
-    found = credential.get_token(_SCOPES[event_hubs])
+    # Imported here, since it takes the SDK along. A credential that hangs is asked once, not by every link anew.
+    from ..bounded_credential import bounded
+
+    found = bounded(credential).get_token(_SCOPES[event_hubs])
     return Token(str(found.token), JWT_TYPE, float(found.expires_on))
 
 
