@@ -28,6 +28,8 @@ from pairbus.localbus import LocalBus
 #: How much of all is sent before the outage and in it; and how far the second part is when the primary is killed.
 BEFORE, DURING = 0.25, 0.6
 KILLED_AT = 0.2
+#: Where the demo leaves what it leaves; and how it knows again another folder that it may empty.
+OURS, MARK = ROOT / "build" / "demo", ".pairbus-demo"
 
 
 def tell(stage: Stage, messages: int, lose: int) -> Reckoning:
@@ -85,8 +87,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--folder",
         type=Path,
-        default=ROOT / "build" / "demo",
-        help="where the ledger is left (default: build/demo); emptied first",
+        default=OURS,
+        help="where the ledger is left (default: build/demo); what an earlier demo left there is removed first",
     )
     parser.add_argument(
         "--lose", type=int, default=0, metavar="N", help="take N orders away on the sly: the demo must notice, and fail"
@@ -100,8 +102,11 @@ def main() -> int:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder: Path = options.folder.absolute()
+    if folder != OURS and folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
+        sys.exit(f"make demo: {folder} is not empty, and not of an earlier demo: name a folder that may be emptied")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    (folder / MARK).touch()
     began, screen = time.monotonic(), Screen()
     with ExitStack() as stack:
         stack.callback(screen.done)  # whatever happens, nothing is printed behind a live line

@@ -43,7 +43,7 @@ def test_the_drain_is_measured(tmp_path: Path) -> None:
     assert {key: each["goal"] for key, each in found.items()} == GOALS
     for each in found.values():
         assert each["ratio"] > 0
-        assert each["spread"] >= 0
+        assert each["spread"] == pytest.approx((max(each["runs"]) - min(each["runs"])) / each["ratio"], abs=1e-3)
         assert len(each["runs"]) == 2
         assert each["note"]
         assert each["quick"] is True

@@ -49,6 +49,16 @@ class TestDemo:
         monkeypatch.setattr(sys, "argv", ["demo"])
         assert arguments().messages >= 20_000
 
+    def test_a_folder_that_is_somebody_elses_is_not_emptied(self, tmp_path: Path) -> None:
+        """A slip in --folder costs nobody anything: it is refused in one line."""
+        precious = tmp_path / "thesis.txt"
+        precious.write_text("years of work")
+        ended = run(demo(tmp_path))
+        assert ended.returncode == 1
+        assert ended.stderr.count("\n") == 1
+        assert "is not empty" in ended.stderr
+        assert precious.read_text() == "years of work"
+
     def test_it_tells_an_outage_and_everything_adds_up(self, tmp_path: Path) -> None:
         """From the kill to the last message home; every check holds, and the ledger is left for the notebook."""
         ended = run(demo(tmp_path / "demo"))

@@ -129,7 +129,7 @@ def queues(given: Any, name: str, problems: Problems) -> tuple[int, ...]:
         return (0,)
     twice = sorted(index for index, times in Counter(found).items() if times > 1)
     if twice:
-        problems.append(f"{name} must name each index once; {told_queues(twice)} is there again in {shown(given)}")
+        problems.append(f"{name} must list each index once, not {told_queues(twice)} again: {shown(given)}")
     return tuple(sorted(set(found)))
 
 

@@ -144,14 +144,14 @@ class TestOnce:
             job.run_once()
 
     def test_a_queue_that_is_missing_is_told(
-        self, spark: SparkSession, backlog: Backlog, caplog: pytest.LogCaptureFixture
+        self, spark: SparkSession, pair: Pair, backlog: Backlog, caplog: pytest.LogCaptureFixture
     ) -> None:
         """The others are drained."""
         backlog.park({1: "orders"}, 2)
         job = syphon(spark, backlog.config(queues="0,50-61"))
         assert job.run_once() == ()
         assert "has no backlog queue 50-61 of" in caplog.text
-        assert "not asked for, and not empty: backlog queue 1 (2 messages)" in caplog.text
+        assert f"leaves out backlog queues of {pair.name} that are not empty: 1 (2 messages)" in caplog.text
         assert job.left_out == {1: 2}
 
     def test_told_to_stop_before_it_is_done(

@@ -36,7 +36,7 @@ def test_queues_that_were_forgotten_are_told(pair: Pair, backlog: Backlog, tmp_p
     backlog.park(queue, *numbered(5), index=2)
     code, out, err = drain(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "0")
     assert code == 0, err
-    assert "queue 2: 5 messages, but it was not asked for: see [syphon] queues" in out
+    assert "queue 2: 5 messages, which [syphon] queues or --queues leaves out" in out
     assert "what was asked for of the backlog is empty" in out
     assert pair.arrived(queue) == 3
 

@@ -106,7 +106,7 @@ def test_pairbus_drain_empties_the_backlog(pair: Pair, backlog: Backlog, tmp_pat
     code, out, err = drain(pair, "--config", str(config_of(pair, tmp_path)))
     assert code == 0, err
     assert "queue 0: 20 delivered, 0 dead-lettered, 0 held back" in out
-    assert "queue 2: there is no such queue" in out
+    assert "queue 2: does not exist" in out
     assert "the backlog is empty" in out
     assert pair.arrived(queue) == 40
     rows = journals(tmp_path / "journal")

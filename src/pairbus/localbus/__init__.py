@@ -1,6 +1,6 @@
 """localbus: an embedded Service Bus for tests, demos and fault injection, that the official SDKs talk to.
 
-`LocalBus` starts it as a process of its own; nothing else of pairbus imports this package.
+`LocalBus` starts it as a process of its own; of pairbus only the command line imports this package.
 """
 
 from __future__ import annotations

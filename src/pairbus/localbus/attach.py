@@ -136,7 +136,8 @@ def _consumer(connection: AmqpConnection, link: Any, path: str, queue: Queue) ->
         return None
     connection.server.dispatcher.wait(queue, waiting)
     connection.server.schedule()
-    return waiting.placeholder()
+    waiting.stand_in()
+    return None
 
 
 class SessionWaiter:
@@ -209,10 +210,9 @@ class SessionWaiter:
             refuse_attach(self._link, error)
             self._connection.wants_output()
 
-    def placeholder(self) -> Consumer | None:
-        """What stands for the link until it has a session: it only notices that the client went away."""
+    def stand_in(self) -> None:
+        """Take the link's place until it has a session: to notice that the client went away."""
         self._connection.adopt(_Pending(self._connection, self._link, self._path, self))
-        return None
 
     def cancel(self) -> None:
         self._cancelled = True

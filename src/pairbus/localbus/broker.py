@@ -324,7 +324,7 @@ class Broker(Catalog):
         queue.insert(copy)
         self.stored(queue, copy)
         if bury is not None:
-            queue.bury(copy, now, *bury)
+            queue.bury(copy, *bury)
 
     def _forward(self, queue: Queue, now: float) -> bool:
         """Move a batch of a queue's messages to where it forwards; whether there was one."""

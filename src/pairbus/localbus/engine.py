@@ -99,9 +99,6 @@ class Engine:
         """Let Proton see the time: it sends what keeps the connection alive, and closes a dead one."""
         lib.pn_transport_tick(self.transport, milliseconds)
 
-    def open(self, hostname: str | None = None) -> None:
-        lib.pn_connection_open(self.connection)
-
     def close(self, error: BusError | None = None) -> None:
         if error is not None:
             set_condition(lib.pn_connection_condition(self.connection), error)

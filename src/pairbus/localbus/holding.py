@@ -266,12 +266,11 @@ class Holding:
                 f"A message of '{self.path}' cannot be dead-lettered again: complete it instead.",
             )
         self.unlock(message)
-        self.bury(message, now, reason, description, properties)
+        self.bury(message, reason, description, properties)
 
     def bury(
         self,
         message: Message,
-        now: float,
         reason: str | None,
         description: str | None,
         properties: dict[str, Any] | None = None,
@@ -301,7 +300,6 @@ class Holding:
         limit = self.settings.max_delivery_count
         self.bury(
             message,
-            now,
             "MaxDeliveryCountExceeded",
             f"Message could not be consumed after {limit} delivery attempts.",
         )
@@ -406,6 +404,6 @@ class Holding:
 
     def _expire(self, message: Message, now: float) -> None:
         if self.settings.dead_lettering_on_message_expiration and self.dead_letters is not None:
-            self.bury(message, now, "TTLExpiredException", "The message expired and was dead lettered.")
+            self.bury(message, "TTLExpiredException", "The message expired and was dead lettered.")
         else:
             self._remove(message)

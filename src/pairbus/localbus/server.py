@@ -17,7 +17,7 @@ from typing import Any
 
 from . import conditions
 from .addresses import Address, locate
-from .auth import MANAGE, Authorizer
+from .auth import Authorizer
 from .broker import Broker
 from .conditions import BusError
 from .connection import AmqpConnection
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
 _HOUSEKEEPING_TICKS = 5
-#: After so many connections Python's collector looks at everything; see `command` for why not more often.
+#: After so many connections Python's collector looks at everything; see `serving` for why not more often.
 _DEPARTED = 200
 #: A fault's end is looked at a little later than its time, so that it has surely passed.
 _A_MOMENT = 0.01
@@ -254,6 +254,9 @@ class Server:
                 self.dispatcher.wake(consumer)
 
     def _deleted(self, entity: Queue | Hub) -> None:
+        if isinstance(entity, Hub):
+            for partition in entity.partitions:
+                self.hub_readers.pop(partition, None)
         path = entity.path if isinstance(entity, Queue) else entity.settings.name
         error = conditions.not_found(path)
         if isinstance(entity, Queue):
@@ -368,4 +371,4 @@ def _json(status: int, body: Any) -> Response:
     return Response(status, json.dumps(body).encode(), {"content-type": "application/json"})
 
 
-__all__ = ["FAULTS_PATH", "MANAGE", "Server"]
+__all__ = ["FAULTS_PATH", "Server"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -64,10 +64,6 @@ class _Checked:
 
     def changed(self: _SETTINGS, **changes: Any) -> _SETTINGS:
         return replace(self, **changes)
-
-    @classmethod
-    def field_names(cls) -> frozenset[str]:
-        return frozenset(f.name for f in fields(cls))
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ SCHEMA_VERSION = 2
 
 
 class EntityRow(NamedTuple):
-    """An entity as it is kept: `settings` is JSON, see `catalog`."""
+    """An entity as it is kept: `settings` is JSON, see `settings_json`."""
 
     id: int
     kind: str

@@ -31,8 +31,8 @@ def check_event_hubs(event_hubs: Namespace, primary: Namespace, secondary: Names
     for role, other in (("primary", primary), ("secondary", secondary)):
         if event_hubs.host.lower() == other.host.lower():
             raise OptionError(
-                f"event_hubs and {role} are the same namespace, {other.host}: event hubs live in a namespace of "
-                "Event Hubs, which is none of Service Bus"
+                f"event_hubs and {role} are the same namespace, {other.host}: event_hubs must be a namespace "
+                "of Event Hubs, not one of Service Bus"
             )
     eventhub_sdk()
 

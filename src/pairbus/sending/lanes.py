@@ -33,8 +33,8 @@ class Guard:
     """One thread that cuts the connections of calls which are over their time."""
 
     def __init__(self) -> None:
-        #: The calls that are under way, and when they must have ended. Links that are being opened stay until they are
-        #: no more, whoever waits for them: there may have been nothing to cut yet when they were cut.
+        #: The calls that are under way, and when they must have ended. A link that is being opened stays until
+        #: that has ended, also when its caller has given up: there may have been nothing to cut yet when it was cut.
         self.deadlines: dict[Lane, float] = {}
         self._lanes: list[Lanes] = []
         self._tending: threading.Thread | None = None

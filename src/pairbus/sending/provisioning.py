@@ -45,7 +45,6 @@ class BacklogQueue:
     """A backlog queue that exists: where it differs from what pairbus makes, and the largest batch it takes."""
 
     path: str
-    made: bool
     differences: Mapping[str, tuple[Any, Any]]
     limit: int
 
@@ -175,7 +174,7 @@ def _report(path: str, found: QueueProperties, *, made: bool) -> BacklogQueue | 
         return ResourceExistsError(f"{path} exists and cannot be a backlog queue: {why}")
     kilobytes = getattr(found, "max_message_size_in_kilobytes", None)
     limit = min(kilobytes * 1024, PREMIUM_BATCH_LIMIT) if kilobytes else STANDARD_LIMIT
-    return BacklogQueue(path, made, {} if made else differences(told), limit)
+    return BacklogQueue(path, {} if made else differences(told), limit)
 
 
 def _is_unauthorised(error: Exception) -> bool:

@@ -82,9 +82,9 @@ def _tell(done: Round, stopped: bool) -> None:
             said += f", {each.in_doubt:,} in doubt" if each.in_doubt else ""
             print(f"queue {each.queue_index}: {said}{f': {each.error}' if each.error else ''}")
     if done.missing:
-        print(f"queue {told_queues(done.missing)}: there is no such queue")
+        print(f"queue {told_queues(done.missing)}: does not exist")
     for index, depth in done.left_out.items():
-        print(f"queue {index}: {depth:,} messages, but it was not asked for: see [syphon] queues")
+        print(f"queue {index}: {depth:,} messages, which [syphon] queues or --queues leaves out")
     for held in done.held:
         print(f"held back in the backlog: {held.count:,} for {held.destination}: {held.reason}")
     if not done.is_empty:

@@ -61,7 +61,7 @@ def none_exists_text(depths: Depths, secondary: Namespace, primary_name: str) ->
 def left_out_text(left_out: Mapping[int, int], primary_name: str) -> str:
     """What to say of messages in queues that this syphon was not told of."""
     told = ", ".join(f"{index} ({depth:,} messages)" for index, depth in sorted(left_out.items()))
-    return f"not asked for, and not empty: backlog queue {told} of {primary_name}; see [syphon] queues"
+    return f"[syphon] queues leaves out backlog queues of {primary_name} that are not empty: {told}"
 
 
 def warn_of_wear(depths: Depths, primary_name: str) -> None:

@@ -9,10 +9,11 @@
 
 The write must be idempotent by run and version, as Delta's txnAppId and txnVersion make it; versions of a run only
 grow. A kill between the two makes the next `plan` return the same fold again. Any number of syphons may share a root:
-each folds its own run and those it came after at once; those of others when they are done, were killed on this machine,
-or were silent for an hour. On a disk their plans exclude one another by what the file system promises, and whoever is
-first folds what is done. An object store has nothing of the kind: there, and for what was killed or is silent, only one
-of the living who fold clears up. A service that has no ledger never does.
+each folds its own run and those it came after at once; those of others when they are done, were killed on this
+machine, or were silent for an hour. On a disk their plans exclude one another by what the file system promises, and
+whoever is first folds what is done. On an object store plans cannot exclude one another: there, and for what was
+killed or is silent, only one of the running syphons that fold (the one whose run has the smallest id) clears up after
+others. A service that has no ledger never does.
 """
 
 from __future__ import annotations

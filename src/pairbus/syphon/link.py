@@ -132,10 +132,6 @@ class Sender(Link):
             return 0
         return int(lib.pn_link_credit(self.pointer))
 
-    @property
-    def in_flight(self) -> int:
-        return len(self._pending)
-
     def send(self, message: bytes, context: Any) -> None:
         """Send one message."""
         self._sent += 1
