@@ -59,6 +59,25 @@ def in_its_place(bus: LocalBus, text: bytes) -> Iterator[None]:
 # --- links that the SDK has closed -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("parked", [False, True], ids=["primary", "backlog"])
+def test_the_socket_of_a_connection_that_was_lost_is_closed(pair: Pair, parked: bool) -> None:
+    """At once, not when Python's garbage collector comes by: where connections break all the time there are many."""
+    queue = pair.queue()
+    bus = pair.pairing(backlog_queue_count=1)
+    sender = bus.get_queue_sender(queue)
+    if parked:
+        pair.declare_down(bus, queue)
+    sender.send_messages(ServiceBusMessage("before"))
+    lanes = bus.backlog._lanes[pair.backlog()[0]] if parked else lanes_of(bus, queue)
+    (lane,) = lanes._idle
+    sock = lane._sender._handler._connection._transport.sock
+    server = pair.secondary if parked else pair.primary
+    server.faults.drop(pair.backlog()[0] if parked else queue)
+    sender.send_messages(ServiceBusMessage("after"))
+    wait_until(lambda: sock.fileno() == -1, why="its socket is left open")
+    assert (pair.parked_bodies() if parked else pair.bodies(queue)) == ["before", "after"]
+
+
 def test_a_lane_whose_link_the_sdk_has_closed_is_not_kept(pair: Pair) -> None:
     """After an error with which the SDK closes the link the lane goes; after a mere refusal it is used again."""
     queue = pair.queue()

@@ -106,18 +106,19 @@ def raw_sender_to(client: ServiceBusClient, path: str) -> ServiceBusSender:
 
 
 def mend(sender: Any) -> None:
-    """Mend two things about whatever connection a sender makes.
+    """Mend three things about whatever connection a sender makes.
 
     The status with which a token is refused is kept, which the SDK drops when a condition comes along with it: without
     it nothing tells an entity that does not exist from a service that is out of order. And a connection is in reach of
-    `shut` also while TLS shakes hands, when the SDK has nothing but a socket that is empty by then, and no bound.
+    `shut` also while TLS shakes hands, when the SDK has nothing but a socket that is empty by then, and no bound. And
+    its socket is closed when it is: of one that has broken the SDK leaves that to Python's garbage collector.
     """
     create = sender._create_handler
 
     def create_handler(auth: Any) -> None:
         create(auth)
         handler = sender._handler
-        begin = handler.open
+        begin, end = handler.open, handler.close
         handler._ssl_opts = {"context": _Handshake(handler, handler._ssl_opts)}
 
         def open_handler(connection: Any = None) -> None:
@@ -131,7 +132,15 @@ def mend(sender: Any) -> None:
             if authenticator is not None:
                 authenticator._on_execute_operation_complete = partial(_token_answered, authenticator)
 
-        handler.open = open_handler
+        def close_handler() -> None:
+            connection = handler._connection
+            try:
+                end()
+            finally:
+                with contextlib.suppress(AttributeError, OSError):
+                    connection._transport.sock.close()  # none if the SDK has done so; and without TLS's goodbye
+
+        handler.open, handler.close = open_handler, close_handler
 
     sender._create_handler = create_handler
 
