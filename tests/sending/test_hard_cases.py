@@ -774,6 +774,20 @@ def test_another_spelling_of_a_name_makes_no_other_entity(pair: Pair) -> None:
     assert pair.bodies(queue) == ["sent"] * 4
 
 
+@pytest.mark.parametrize("down", [False, True], ids=["healthy", "failed over"])
+@pytest.mark.parametrize("nothing", [[], (), {}], ids=["list", "tuple", "dictionary"])
+def test_nothing_is_sent_as_the_sdk_sends_it(pair: Pair, nothing: Any, down: bool) -> None:
+    """Not at all, and it is not counted; an empty dictionary is no message without a body but nothing, too."""
+    queue = pair.queue()
+    bus = pair.pairing()
+    sender = bus.get_queue_sender(queue)
+    if down:
+        pair.declare_down(bus, queue)
+    sender.send_messages(nothing)
+    found = bus.status().entities[queue]
+    assert (found.sent, found.parked) == (0, 0)
+
+
 def test_nothing_can_always_be_parked(pair: Pair) -> None:
     """An empty list fits."""
     assert pair.pairing().get_queue_sender(pair.queue()).can_park([])

@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 import warnings
+from collections.abc import Mapping
 from enum import Enum
 from functools import partial
 from os import getpid
@@ -397,6 +398,8 @@ def _ready(message: Any) -> tuple[Any, int]:
         return message, len(message)
     if isinstance(message, list):
         return [unshared(each) for each in message], len(message)
+    if isinstance(message, Mapping) and not message:
+        return message, 0  # to the SDK an empty dictionary is nothing, like an empty list
     return unshared(message), 1
 
 
