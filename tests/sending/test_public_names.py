@@ -100,6 +100,7 @@ def test_errors_have_no_other_names() -> None:
     }
     assert made <= set(errors.__all__)
     assert {value.__module__ for value in ERRORS.values()} == {errors.__name__}
+    assert set(errors.__all__) <= set(dir(errors))
 
 
 def test_a_sender_needs_the_sdk_and_neither_proton_nor_spark() -> None:
