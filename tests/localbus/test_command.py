@@ -372,6 +372,8 @@ def test_entities_come_from_a_file(tmp_path: Path) -> None:
 BAD_FILES = {
     "not toml": ("queues = [", "no TOML"),
     "not utf-8": (b"\xff\xfe", "no TOML"),
+    "nested too deeply": ("queues = " + "[" * 20_000 + "]" * 20_000, "no TOML"),
+    "number without end": ("queues = " + "9" * 10_000, "no TOML"),
     "unknown top": ("[[queue]]\nname = 'x'", "unknown key 'queue' in the file"),
     "unknown key": ("[[queues]]\nname = 'x'\nlock = 3", "unknown key 'lock' in 'x' of queues"),
     "unknown in a subscription": (

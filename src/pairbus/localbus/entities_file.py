@@ -50,7 +50,7 @@ def load_entities(path: Path, broker: Broker) -> int:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise EntitiesFileError(f"{path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # the parser's own error is not the only one that it raises
         raise EntitiesFileError(f"{path}: no TOML: {error}") from None
     try:
         wanted = _read(data)
