@@ -118,6 +118,12 @@ def test_a_failed_start_says_what_the_process_said(folders: Path, tmp_path: Path
         LocalBus(port=bus.port).start()
 
 
+def test_sqlite_s_name_of_no_file_is_refused(folders: Path) -> None:
+    """Whoever writes it wants memory: a file of that name would be a surprise."""
+    with pytest.raises(LocalBusError, match="without --store everything is in memory"):
+        LocalBus(store=":memory:").start()
+
+
 def test_a_restart_keeps_port_keys_and_certificate(folders: Path, tmp_path: Path) -> None:
     """Clients that know the bus know it after a restart; only with a store are its messages there."""
     for store in (None, tmp_path / "bus.db"):
@@ -135,6 +141,24 @@ def test_a_restart_keeps_port_keys_and_certificate(folders: Path, tmp_path: Path
                 assert active(bus, "orders") == 0
             else:
                 assert active(bus, "orders") == 1
+
+
+def test_a_restart_finds_its_files_from_wherever_the_program_is(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative paths mean what they meant when the bus was made: a program that goes elsewhere loses no message."""
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    here.mkdir()
+    elsewhere.mkdir()
+    (here / "entities.toml").write_text("[[queues]]\nname = 'orders'")
+    monkeypatch.chdir(here)
+    with LocalBus(store="bus.db", entities="entities.toml") as bus:
+        with connect(bus.connection_string) as client:
+            send(client, "orders", "kept")
+        monkeypatch.chdir(elsewhere)
+        bus.restart()
+        assert active(bus, "orders") == 1
+    assert list(elsewhere.iterdir()) == []
 
 
 def test_a_given_key_is_used_and_not_shown(folders: Path) -> None:

@@ -66,7 +66,7 @@ def read_options(args: argparse.Namespace) -> Options:
         raise UsageError(f"--port {args.port} is no port; 0 to 65535 (0: any free one)")
     if not re.fullmatch(r"[A-Za-z0-9-]{1,50}", args.name):
         raise UsageError(f"--name {args.name!r} is no namespace name: letters, digits and '-', 50 at most")
-    if str(args.store) == ":memory:":
+    if args.store is not None and args.store.name == ":memory:":
         raise UsageError("--store :memory: is no file; without --store everything is in memory")
     _check_file("--store", args.store)
     _check_file("--ready-file", args.ready_file)

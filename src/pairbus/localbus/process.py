@@ -48,10 +48,11 @@ class LocalBus:
         self.name = name
         self.host = "127.0.0.1"
         self.port = port
-        self._store = None if store is None else Path(store)
+        # Absolute: a restart must find the same files, wherever the program has gone meanwhile.
+        self._store = None if store is None else Path(store).absolute()
         self._key = key
         self._key_name = key_name
-        self._entities = None if entities is None else Path(entities)
+        self._entities = None if entities is None else Path(entities).absolute()
         self._accept_any_jwt = accept_any_jwt
         self._process: subprocess.Popen[str] | None = None
         self._folder: Path | None = None
