@@ -28,8 +28,9 @@ from pairbus.localbus import LocalBus
 #: How much of all is sent before the outage and in it; and how far the second part is when the primary is killed.
 BEFORE, DURING = 0.25, 0.6
 KILLED_AT = 0.2
-#: Where the demo leaves what it leaves; and how it knows again another folder that it may empty.
-OURS, MARK = ROOT / "build" / "demo", ".pairbus-demo"
+FOLDER = ROOT / "build" / "demo"
+#: In a folder that the demo has made; without it what is there is somebody else's.
+SIGN = ".made-by-make-demo"
 
 
 def tell(stage: Stage, messages: int, lose: int) -> Reckoning:
@@ -87,13 +88,26 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--folder",
         type=Path,
-        default=OURS,
-        help="where the ledger is left (default: build/demo); what an earlier demo left there is removed first",
+        default=FOLDER,
+        help="where the ledger is left (default: build/demo); emptied first, if an earlier demo has made it",
     )
     parser.add_argument(
         "--lose", type=int, default=0, metavar="N", help="take N orders away on the sly: the demo must notice, and fail"
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.messages < 1:
+        parser.error(f"--messages must be 1 or more, not {options.messages}")
+    options.folder = options.folder.resolve()
+    if not may_empty(options.folder):
+        parser.error(f"--folder {options.folder} is there and no demo has made it: name one that is empty or not there")
+    return options
+
+
+def may_empty(folder: Path) -> bool:
+    """Whether nothing is lost with a folder but what an earlier demo has left."""
+    if not folder.exists() or folder == FOLDER or (folder / SIGN).is_file():
+        return True
+    return folder.is_dir() and not any(folder.iterdir())
 
 
 def main() -> int:
@@ -101,12 +115,11 @@ def main() -> int:
     for name in ("azure", "pairbus"):  # the SDK tells every lost connection; what pairbus tells is printed
         logging.getLogger(name).setLevel(logging.CRITICAL)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    folder: Path = options.folder.absolute()
-    if folder != OURS and folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
-        sys.exit(f"make demo: {folder} is not empty, and not of an earlier demo: name a folder that may be emptied")
-    shutil.rmtree(folder, ignore_errors=True)
+    folder: Path = options.folder
+    if folder.exists():
+        shutil.rmtree(folder)
     folder.mkdir(parents=True)
-    (folder / MARK).touch()
+    (folder / SIGN).touch()
     began, screen = time.monotonic(), Screen()
     with ExitStack() as stack:
         stack.callback(screen.done)  # whatever happens, nothing is printed behind a live line

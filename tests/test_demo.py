@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.demo import arguments, reckon
+from jobs.demo import SIGN, arguments, reckon
 from jobs.demo_story.consumers import Arrived, Parked
 from jobs.demo_story.goods import SHARES, Sent
 from jobs.demo_story.reckoning import Reckoning
@@ -49,15 +49,32 @@ class TestDemo:
         monkeypatch.setattr(sys, "argv", ["demo"])
         assert arguments().messages >= 20_000
 
-    def test_a_folder_that_is_somebody_elses_is_not_emptied(self, tmp_path: Path) -> None:
-        """A slip in --folder costs nobody anything: it is refused in one line."""
-        precious = tmp_path / "thesis.txt"
-        precious.write_text("years of work")
-        ended = run(demo(tmp_path))
-        assert ended.returncode == 1
-        assert ended.stderr.count("\n") == 1
-        assert "is not empty" in ended.stderr
-        assert precious.read_text() == "years of work"
+    @pytest.mark.parametrize("what", ["folder", "file", "link", "above"])
+    def test_it_empties_no_folder_of_somebody_else(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str
+    ) -> None:
+        """`--folder` with what no demo has made is refused before anything is removed."""
+        kept = tmp_path / "mine" / "kept"
+        kept.parent.mkdir()
+        kept.touch()
+        (tmp_path / "link").symlink_to(kept.parent)
+        named = {"folder": kept.parent, "file": kept, "link": tmp_path / "link", "above": kept.parent / ".."}[what]
+        monkeypatch.setattr(sys, "argv", ["demo", f"--folder={named}"])
+        with pytest.raises(SystemExit) as refused:
+            arguments()
+        assert refused.value.code == 2
+        assert f"--folder {named.resolve()} is there and no demo has made it" in capsys.readouterr().err
+        assert kept.exists()
+
+    def test_it_empties_what_a_demo_has_left(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A folder that is not there, an empty one, or one with the sign of an earlier demo may be named."""
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "earlier").mkdir()
+        (tmp_path / "earlier" / SIGN).touch()
+        (tmp_path / "earlier" / "drain.log").touch()
+        for name in ("new", "empty", "earlier"):
+            monkeypatch.setattr(sys, "argv", ["demo", f"--folder={tmp_path / name}"])
+            assert arguments().folder == tmp_path / name
 
     def test_it_tells_an_outage_and_everything_adds_up(self, tmp_path: Path) -> None:
         """From the kill to the last message home; every check holds, and the ledger is left for the notebook."""
@@ -75,6 +92,7 @@ class TestDemo:
         assert "\x1b" not in told
         assert "\r" not in told
         assert (tmp_path / "demo" / "ledger" / "outcomes" / "_delta_log").is_dir()
+        assert (tmp_path / "demo" / SIGN).is_file()
 
     @pytest.mark.campaign
     def test_a_lost_message_is_noticed(self, tmp_path: Path) -> None:
