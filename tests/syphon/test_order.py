@@ -16,7 +16,7 @@ from proton import symbol
 from pairbus.domain.outcome import Rows
 from pairbus.syphon import destinations, pace, passes
 from pairbus.syphon.drain import DrainOptions
-from pairbus.syphon.link import ACCEPTED, REJECTED, LinkError, Sender
+from pairbus.syphon.link import ACCEPTED, REJECTED, ConnectionLost, LinkError, Sender
 from pairbus.syphon.passes import Pass
 from tests.sending.conftest import Pair
 from tests.syphon.conftest import Backlog, Remembering, encoded
@@ -512,6 +512,23 @@ def test_a_destination_that_takes_its_time_gets_no_more_at_once(answered: float,
     for context in sender.pending:
         made.on_outcome(context, ACCEPTED, None)
     assert made._pace.limit == limit
+
+
+@pytest.mark.parametrize("outcome", ["accepted", "refused", "given up"])
+def test_large_messages_are_few_at_once(outcome: str) -> None:
+    """A megabyte is in flight, and one message more; what is answered, or given up, makes room again."""
+    made, sender, _ = destination_with(*(moving(size=300_000) for _ in range(12)))
+    made._pace = pace.Pace(10_000)
+    sender.most_bytes, sender.credit = 2**20, 100
+    made.on_credit()
+    assert len(sender.pending) == 4
+    if outcome == "given up":
+        made.on_closed(ConnectionLost(None, "gone"))
+        assert (made._in_flight, made._bytes_in_flight) == (0, 0)
+        return
+    error = None if outcome == "accepted" else LinkError("com.microsoft:argument-error", "so")
+    made.on_outcome(sender.pending.pop(0), ACCEPTED if error is None else REJECTED, error)
+    assert len(sender.pending) == 4
 
 
 @pytest.mark.parametrize(("patience", "until"), [(15.0, 74.0), (60.0, 85.0)])

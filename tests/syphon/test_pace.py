@@ -57,6 +57,23 @@ def test_a_pace_asks_for_no_more_than_is_answered_in_time(per_second: float) -> 
     assert pace.limit == 32_000 or pace.limit * 4 / per_second > 12.0
 
 
+@given(st.integers(1, 2**21))
+def test_a_pace_counts_large_messages_as_several(size: int) -> None:
+    """Until it is seen how fast they are taken a megabyte and one message are in flight, however large they are; and
+    those that are promptly taken bring it to its most."""
+    pace = Pace(32_000)
+    count = 0
+    while pace.room(count, count * size) > 0:
+        count += 1
+    assert 1 <= count <= FIRST
+    assert (count - 1) * size < 2**20
+    assert count == FIRST or count * size >= 2**20
+    for _ in range(100_000):
+        pace.accepted(1, 0.1, size)
+    assert pace.limit == 32_000
+    assert pace.room(31_999, 31_999 * size) == 1
+
+
 # --- a second --------------------------------------------------------------------------------------------------------
 
 

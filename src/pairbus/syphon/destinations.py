@@ -72,7 +72,7 @@ class Destination:
         self._waiting: deque[Moving | Lane] = deque()
         #: The lanes that are in line, or of which a parcel is in flight.
         self._lanes: dict[str, Lane] = {}
-        self._in_flight = 0
+        self._in_flight = self._bytes_in_flight = 0
         #: Whether a message was refused on this link: should it end, that one may be why.
         self._has_refused = False
 
@@ -135,10 +135,10 @@ class Destination:
         sender, waiting = self._sender, self._waiting
         if sender is None or not waiting:
             return
-        credit, room = sender.credit, self._pace.limit - self._in_flight
+        credit = sender.credit
         most = sender.most_bytes or _NO_LIMIT
         now = sender.loop_time()
-        while credit > 0 and room > 0 and waiting:
+        while credit > 0 and waiting and (room := self._pace.room(self._in_flight, self._bytes_in_flight)) > 0:
             following = waiting[0]
             if now > following.ends_at:  # this process stood still, and its locks may be another's by now
                 self._too_slow()
@@ -148,7 +148,6 @@ class Destination:
                 sent = self._send_lane(sender, following, most, room, now)
             else:
                 sent = self._send_parcel(sender, waiting, b"", most, room, now)
-            room -= sent
             credit -= sent > 0
 
     def _refuse_size(self, message: Moving, most: int) -> None:
@@ -175,7 +174,7 @@ class Destination:
             parcel = [first]
             most = min(most, _BATCH_BYTES)
             room = min(room, _BATCH_MESSAGES)
-            size = len(head) + first.size + _BATCH_OVERHEAD
+            size, sizes = len(head) + first.size + _BATCH_OVERHEAD, first.size
             while messages and len(parcel) < room:
                 following = messages[0]
                 if type(following) is not Moving or following.alone:
@@ -184,12 +183,15 @@ class Destination:
                 if size > most:
                     break
                 following.sent_at = now
+                sizes += following.size
                 parcel.append(messages.popleft())
             if len(parcel) > 1:
                 self._in_flight += len(parcel)
+                self._bytes_in_flight += sizes
                 sender.send_batch(head, [message.message for message in parcel], parcel)
                 return len(parcel)
         self._in_flight += 1
+        self._bytes_in_flight += first.size
         sender.send(first.message, first)
         return 1
 
@@ -207,11 +209,11 @@ class Destination:
 
     def on_outcome(self, context: Any, state: int, error: LinkError | None) -> None:
         parcel: list[Moving] = context if type(context) is list else [context]
-        self._in_flight -= len(parcel)
+        size = self._answered_for(parcel)
         session = parcel[0].session
         if state == ACCEPTED:
             sender = self._sender
-            self._pace.accepted(len(parcel), 0.0 if sender is None else sender.loop_time() - parcel[0].sent_at)
+            self._pace.accepted(len(parcel), 0.0 if sender is None else sender.loop_time() - parcel[0].sent_at, size)
             for message in parcel:
                 self._owner.accepted(message)
             if session is not None:
@@ -228,6 +230,13 @@ class Destination:
             self._answered(parcel[0], error)
         if self._waiting:
             self.pump()
+
+    def _answered_for(self, parcel: list[Moving]) -> int:
+        """These are in flight no more; their bytes."""
+        size = sum([message.size for message in parcel])
+        self._in_flight -= len(parcel)
+        self._bytes_in_flight -= size
+        return size
 
     def _batch_refused(self, parcel: list[Moving], error: LinkError) -> None:
         session = parcel[0].session
@@ -302,7 +311,7 @@ class Destination:
         unanswered = self._in_flight
         if unanswered == 1 and self._pace.is_searching and sender is not None and not self._has_refused:
             (message,) = sender.abandon_unanswered()
-            self._in_flight = 0
+            self._in_flight = self._bytes_in_flight = 0
             if of_the_message or message.delivered_count >= PATIENCE:
                 self._refuse(message, error)
             else:
@@ -316,7 +325,7 @@ class Destination:
     def give_up_unanswered(self, sender: Sender | None, error: LinkError) -> None:
         for context in [] if sender is None else sender.abandon_unanswered():
             parcel: list[Moving] = context if type(context) is list else [context]
-            self._in_flight -= len(parcel)
+            self._answered_for(parcel)
             self._in_doubt(parcel, error)
 
     def _in_doubt(self, parcel: list[Moving], error: LinkError) -> None:

@@ -7,13 +7,16 @@ FIRST = 256
 _LEAST = 8
 #: How many times as many, once all of those were accepted.
 _GROWTH = 4
+#: As many bytes are worth a message: of larger ones fewer may be in flight.
+_WORTH = 4096
 #: Unless that took longer. A destination, or a line, that has enough would take as many times as long, and what is not
 #: answered within 15 seconds is given up, and sent once more.
 _PROMPT_SECONDS = 3.0
 
 
 class Pace:
-    """How many messages may be in flight to one destination; pure, and kept from pass to pass."""
+    """How many messages may be in flight to one destination, large ones counted as several; pure, and kept from pass to
+    pass."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -22,12 +25,16 @@ class Pace:
         #: How many more go one by one.
         self._alone = 0
 
-    def accepted(self, count: int = 1, seconds: float = 0.0) -> None:
-        """The destination has taken so many, so long after they were sent."""
+    def room(self, count: int, size: int) -> int:
+        """How many more may be sent while so many, and so many bytes of them, are in flight."""
+        return self.limit - (max(count, size // _WORTH) if self.limit < self._most else count)
+
+    def accepted(self, count: int = 1, seconds: float = 0.0, size: int = 0) -> None:
+        """The destination has taken so many, and so many bytes, so long after they were sent."""
         if self.is_searching:
             self._alone -= count
         elif self.limit < self._most:
-            self._accepted += count
+            self._accepted += max(count, size // _WORTH)
             if self._accepted >= self.limit:
                 self._accepted = 0
                 if seconds <= _PROMPT_SECONDS:
