@@ -53,7 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         part = importlib.import_module(module)
         parts[name].add_argument("-h", "--help", action="help", help="show this help message and exit")
         part.add_arguments(parts[name])
-        code: int = part.run(parser.parse_args(arguments))  # it may import more
+        options, unknown = parser.parse_known_args(arguments)
+        if unknown:
+            parts[name].error(f"unrecognized arguments: {' '.join(unknown)}")
+        code: int = part.run(options)  # it may import more
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] == "pairbus":
             raise

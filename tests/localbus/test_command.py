@@ -479,8 +479,8 @@ def test_a_bad_file_leaves_the_store_as_it_was(tmp_path: Path, refuse: Callable[
     [
         (("--port", "abc"), "pairbus localbus: argument --port: "),
         (("--name",), "pairbus localbus: argument --name: expected one argument"),
-        (("--bogus",), "pairbus: unrecognized arguments: --bogus"),
-        (("stray",), "pairbus: unrecognized arguments: stray"),
+        (("--bogus",), "pairbus localbus: unrecognized arguments: --bogus"),
+        (("stray",), "pairbus localbus: unrecognized arguments: stray"),
     ],
 )
 def test_a_mistake_in_the_options_is_one_line_too(
@@ -601,7 +601,13 @@ def test_files_that_are_none_are_said(tmp_path: Path, refuse: Callable[..., str]
     assert f"--ready-file {pipe} is there and is no file" in refuse("--ready-file", pipe)
     (tmp_path / "other.db").write_text("no database")
     assert "other.db" in refuse("--store", tmp_path / "other.db")
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["folder", "other.db", "pipe"]
+    assert "is no file of entities" in refuse("--entities", "/dev/zero")
+    notes = tmp_path / "notes"
+    for text in ("keep me", '{"notes": "mine"}', "7", "x" * 20_000):
+        notes.write_text(text)
+        assert f"--ready-file {notes} holds something else than a ready line" in refuse("--ready-file", notes)
+        assert notes.read_text() == text
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["folder", "notes", "other.db", "pipe"]
 
 
 def test_a_ready_file_that_cannot_be_written_is_said(tmp_path: Path, refuse: Callable[..., str]) -> None:
@@ -622,7 +628,10 @@ def test_unknown_options_and_help() -> None:
         assert f"{option} " in shown.stdout or f"{option}\n" in shown.stdout, option
     wrong = subprocess.run([*run, "--portt", "3"], capture_output=True, text=True, timeout=20)
     assert wrong.returncode == 2
-    assert "--portt" in wrong.stderr
+    assert (
+        wrong.stderr
+        == "pairbus localbus: unrecognized arguments: --portt 3 (pairbus localbus --help tells what is right)\n"
+    )
     number = subprocess.run([*run, "--port", "many"], capture_output=True, text=True, timeout=20)
     assert number.returncode == 2
     assert "--port" in number.stderr

@@ -320,12 +320,14 @@ def test_the_fixture_gives_each_test_a_bus_of_its_own(pytester: pytest.Pytester)
                 print(localbus.pid, file=out)
             with admin(localbus) as client:
                 assert list(client.list_queues()) == []
-            assert 0, "on purpose"
+            with ServiceBusClient.from_connection_string(localbus.connection_string, retry_total=0) as client:
+                with client.get_queue_sender("ordesr") as sender:
+                    assert 0, "on purpose"
         """
     )
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*on purpose*"])
+    result.stdout.fnmatch_lines(["*'ordesr', which does not exist*"])
     pids = [int(line) for line in (pytester.path / "pids").read_text().split()]
     assert len(set(pids)) == 2
     assert not [pid for pid in pids if is_running(pid)]

@@ -127,6 +127,21 @@ def test_pairbus_drain_lists_what_is_held_back(pair: Pair, backlog: Backlog, tmp
     assert backlog.depth() == 5
 
 
+def test_pairbus_drain_with_a_wrong_key_is_no_success(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
+    """What the primary refuses because of the syphon's own key is held back, and the exit code tells."""
+    queue = pair.queue()
+    backlog.park(queue, *numbered(5))
+    config = config_of(pair, tmp_path, queues=1)
+    wrong = tmp_path / "primary"
+    wrong.write_text(with_key(pair.primary.connection_string, DEFAULT_KEY_NAME, "d3Jvbmc="))
+    config.write_text(config.read_text().replace("env:PAIRBUS_TEST_PRIMARY", f"file:{wrong}"))
+    code, out, _ = drain(pair, "--config", str(config))
+    assert code == 1
+    assert f"this syphon is not let in, see [primary] (or [event_hubs]): {queue}: com.microsoft:auth-failed" in out
+    assert f"held back in the backlog: 5 for {queue}" in out
+    assert backlog.depth() == 5
+
+
 def test_pairbus_drain_that_could_not_says_why(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
     """Exit code 1 when the primary cannot be reached, and when the secondary cannot."""
     backlog.park(pair.queue(), *numbered(5))

@@ -69,6 +69,8 @@ CONDITIONS: dict[str, Refusal] = {
     "com.microsoft:session-cannot-be-locked": _DEAD_LETTER,
     "com.microsoft:entity-already-exists": _DEAD_LETTER,
 }
+#: Refusals of the syphon itself: waiting mends nothing, somebody must give it another key or another right.
+OF_THE_SYPHON = frozenset({"amqp:unauthorized-access", "com.microsoft:auth-failed", "com.microsoft:publisher-revoked"})
 #: Refusals of one message; its destination takes others.
 OF_THE_MESSAGE = frozenset(
     {

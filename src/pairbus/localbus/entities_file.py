@@ -39,6 +39,8 @@ class EntitiesFileError(ValueError):
     """The file cannot be used; the text says where and why."""
 
 
+#: No file that somebody has written is larger; a device has no end.
+_MOST_BYTES = 16 * 1024 * 1024
 _NAMES = {str: "text", int: "a whole number", bool: "true or false"}
 _TOP = ("queues", "topics", "event_hubs")
 _RULE_KEYS = ("name", "sql", "correlation", "true", "false", "action")
@@ -47,9 +49,14 @@ _RULE_KEYS = ("name", "sql", "correlation", "true", "false", "action")
 def load_entities(path: Path, broker: Broker) -> int:
     """Create what the file names and the broker lacks; how many entities the file has."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            given = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise EntitiesFileError(f"{path}: {error.strerror or error}") from None
+    if len(given) > _MOST_BYTES:
+        raise EntitiesFileError(f"{path}: it has more than {_MOST_BYTES:,} bytes, which is no file of entities")
+    try:
+        data = tomllib.loads(given.decode())
     except (ValueError, RecursionError) as error:  # the parser's own error is not the only one that it raises
         raise EntitiesFileError(f"{path}: no TOML: {error}") from None
     try:

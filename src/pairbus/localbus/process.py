@@ -162,12 +162,15 @@ class LocalBus:
         reader.join(_START_SECONDS)
         if not lines or not lines[0]:
             self._end(signal.SIGKILL)
-            raise LocalBusError(f"localbus did not start: {self._said() or 'it said nothing'}")
+            raise LocalBusError(f"localbus did not start: {self.log or 'it said nothing'}")
         found: dict[str, Any] = json.loads(lines[0])
         return found
 
-    def _said(self) -> str:
-        assert self._folder is not None
+    @property
+    def log(self) -> str:
+        """What the process has logged since its last start, of clients that asked for what is not there for example."""
+        if self._folder is None:
+            return ""
         with contextlib.suppress(OSError):
             return (self._folder / "stderr.txt").read_text(encoding="utf-8").strip()
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -18,3 +19,5 @@ def localbus() -> Iterator[LocalBus]:
 
     with LocalBus() as bus:
         yield bus
+        if bus.log:  # pytest shows it if the test has failed
+            print(bus.log, file=sys.stderr)

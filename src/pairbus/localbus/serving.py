@@ -32,6 +32,8 @@ from .tls import server_context
 FAILED = 1
 _FREE_PORTS = range(20000, 32768)
 _OPEN_FILES = 10240
+#: No ready line is longer.
+_READY_BYTES = 16 * 1024
 
 
 def serve(options: Options) -> int:
@@ -187,9 +189,24 @@ def _forget_ready_file(options: Options) -> None:
     if path.exists() and not path.is_file():
         raise UsageError(f"--ready-file {path} is there and is no file; name another")
     try:
+        if not _is_ready_file(path):
+            raise UsageError(f"--ready-file {path} holds something else than a ready line; name another")
         path.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"--ready-file {path}: {error.strerror}") from None
+
+
+def _is_ready_file(path: Path) -> bool:
+    """Whether a file holds nothing but what a localbus has left there, or nothing at all."""
+    try:
+        with path.open("rb") as file:
+            left = file.read(_READY_BYTES + 1)
+    except FileNotFoundError:
+        return True
+    try:
+        return not left.strip() or "connection_string" in json.loads(left[:_READY_BYTES])
+    except (ValueError, TypeError):
+        return False
 
 
 def _announce(options: Options, port: int, ca_file: Path, cleanup: contextlib.ExitStack) -> None:

@@ -140,6 +140,8 @@ class Drain:
         self.received = self.delivered = self.dead_lettered = self.in_doubt = self.bytes = self.operations = 0
         #: Messages that were held back and not delivered since: sequence number → destination, reason.
         self.held: dict[int, tuple[str, str]] = {}
+        #: Those of these reasons that are refusals of this syphon's own credential.
+        self.locked_out: set[str] = set()
         #: Destination and reason → how many messages are dead-lettered, and what was said of the first.
         self._refused: dict[tuple[str, str], tuple[int, str]] = {}
         #: Messages that are locked by links that were lost.
@@ -231,6 +233,10 @@ class Drain:
                 self.queue_index, count, destination, reason, said,
             )  # fmt: skip
         reasons = Counter(self.held.values())
+        refused = [(name, reason) for name, reason in reasons if reason in self.locked_out]
+        if refused and error is None:
+            name, reason = min(refused)
+            error = f"this syphon is not let in, see [primary] (or [event_hubs]): {name}: {reason}"
         return QueueSummary(
             queue_index=self.queue_index,
             received=self.received,

@@ -20,6 +20,7 @@ from ..domain.backlog import queue_path
 from ..domain.cost import UNIT, operations_of
 from ..domain.envelope import EnvelopeError, facts, message_id, restore
 from ..domain.outcome import Outcome
+from ..domain.refusal import OF_THE_SYPHON
 from .blocked import Blocked
 from .books import Books, Writer
 from .connection import Connection
@@ -374,7 +375,10 @@ class Pass:
             message.message = b""
 
     def held(self, message: Moving, destination: Destination) -> None:
-        self._hold(message, str(destination.held_for))
+        why = str(destination.held_for)
+        if destination.held_for is not None and destination.held_for.condition in OF_THE_SYPHON:
+            self._drain.locked_out.add(why)
+        self._hold(message, why)
 
     def _hold(self, message: Moving, why: str) -> None:
         self._let_go(message)

@@ -166,6 +166,12 @@ class Service:
         if not self._begun:
             within(bounds.JOURNAL_SECONDS, lambda: self._folder.begin(self._run, None), "pairbus-journal-begin")
             self._wary_until = time.time() + LONGEST_LOCK if self._folder.after_a_kill else 0.0
+            if self._wary_until:
+                log.info(
+                    "a syphon with this journal folder was killed a moment ago: messages of sessions are left alone "
+                    "until what it may have locked is free, %.0f s at the most",
+                    LONGEST_LOCK,
+                )
             self._begun = True
 
     def once(self) -> Round:
