@@ -14,12 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..domain.outcome import Held, QueueSummary
+from ..domain.outcome import Held, Outcome, QueueSummary
 from ..errors import OptionError
 from ..options import Namespace
 from .books import Journal, Writer
 from .bounds import aside
 from .collector import seldom_collected
+from .moving import Moving
 from .owed import LONGEST_LOCK, Owed
 from .pace import Pace, Rate
 from .passes import Pass
@@ -218,6 +219,25 @@ class Drain:
         if (destination, reason) in self._refused or len(self._refused) < _TOLD:
             before, words = self._refused.get((destination, reason), (0, said))
             self._refused[destination, reason] = before + 1, words
+
+    def came(self, sequence: int, now: float, longest_lock: float) -> bool:
+        """A message has come, which says something of the others; whether it is the last that was there at first."""
+        if self.suspects:  # before the first of all is noted: what lies before it may be locked
+            self.suspects = False
+            self.owed.suspect(now, longest_lock)
+            self.owed.has_sessions = False  # that is seen from now on
+        self.owed.came(sequence)
+        return self.reach is not None and self.reach.came(sequence)
+
+    def left(self, message: Moving) -> None:
+        """A message has left the backlog, and the backlog has confirmed it."""
+        if self.held:
+            self.held.pop(message.sequence, None)
+        if message.outcome is Outcome.DELIVERED:
+            self.delivered += 1
+            self.bytes += message.size
+        elif message.outcome is Outcome.DEAD_LETTERED:
+            self.dead_lettered += 1
 
     async def _leave_in_order(self) -> None:
         """Whoever drains the queue next must find it in its order: messages of sessions that a lost link has locked are

@@ -332,14 +332,7 @@ class Pass:
         return message
 
     def _came(self, sequence: int) -> None:
-        """A message is here: what does that say of the others?"""
-        drain = self._drain
-        if drain.suspects:  # before the first of all is noted: what lies before it may be locked
-            drain.suspects = False
-            drain.owed.suspect(self._loop.time(), self._locks.longest)
-            drain.owed.has_sessions = False  # that is seen from now on
-        drain.owed.came(sequence)
-        if drain.reach is not None and drain.reach.came(sequence):
+        if self._drain.came(sequence, self._loop.time(), self._locks.longest):
             self._is_through = True
 
     def _is_late(self, message: Moving, time_to_live: int, wall: float) -> bool:
@@ -434,7 +427,6 @@ class Pass:
         self._finished.set()
 
     def on_confirmed(self, message: Moving, state: int, error: LinkError | None) -> None:
-        drain = self._drain
         self._open -= 1
         self._settling -= 1
         self._confirmed_at = now = self._loop.time()
@@ -444,13 +436,7 @@ class Pass:
             self._doubt(message, f"it was {message.outcome.value}, but its lock was lost: {error}")
             return
         self._window.settled(now, self._locks.seconds, now - message.sent_at if message.sent_at else None)
-        if drain.held:
-            drain.held.pop(message.sequence, None)
-        if message.outcome is Outcome.DELIVERED:
-            drain.delivered += 1
-            drain.bytes += message.size
-        elif message.outcome is Outcome.DEAD_LETTERED:
-            drain.dead_lettered += 1
+        self._drain.left(message)
 
     def on_closed(self, error: LinkError) -> None:
         if self._finished.is_set():
