@@ -5,6 +5,7 @@ Everything here is azure-servicebus as it comes from PyPI, over a real socket, t
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import time
@@ -22,6 +23,7 @@ Row = tuple[str, str, str]
 
 
 def main() -> int:
+    argparse.ArgumentParser(prog="make demo-localbus", description="Show localbus with the Azure SDK.").parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pairbus-demo-")))
         print("Starting localbus, with its messages in a SQLite file ...", flush=True)

@@ -98,6 +98,19 @@ def in_a_kernel(notebook: Any, capsys: pytest.CaptureFixture[str]) -> tuple[int,
     return plots, "\n".join(shown)
 
 
+def test_what_is_no_ledger_is_said(
+    notebook: Any,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the first cell, and not by plots of nothing."""
+    monkeypatch.setenv("PAIRBUS_LEDGER", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="holds no ledger of pairbus"):
+        in_this_process(notebook, capsys)
+
+
 @pytest.mark.parametrize("run", [in_this_process, pytest.param(in_a_kernel, marks=pytest.mark.campaign)])
 def test_it_runs_on_a_ledger(
     notebook: Any,

@@ -63,7 +63,7 @@ def test_what_stays_out_of_reach_is_an_error(
 ) -> None:
     """Whoever has it: it is not said to be empty."""
     monkeypatch.setattr(service, "_GLANCE_SECONDS", 0.1)
-    monkeypatch.setattr(service, "_OUT_OF_REACH_SECONDS", 0.5)
+    monkeypatch.setattr(service, "OUT_OF_REACH_SECONDS", 0.5)
     park_many(backlog, pair.queue(), numbered(5))
     take_and_die(backlog, 5)
     made = service.Service(

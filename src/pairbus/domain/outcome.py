@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -92,3 +94,18 @@ class QueueSummary:
     held_for: tuple[Held, ...] = ()
     #: What kept it from going on, if anything did.
     error: str | None = None
+
+
+def held_over(queues: Iterable[QueueSummary]) -> tuple[Held, ...]:
+    """What is held back, over several queues, by destination and reason."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for held in (held for each in queues for held in each.held_for):
+        counts[held.destination, held.reason] += held.count
+    return tuple(Held(destination, reason, count) for (destination, reason), count in sorted(counts.items()))
+
+
+def out_of_reach(depth: int, held: int) -> str | None:
+    """What to say of a queue that has more messages than are held back; nothing if it has not."""
+    if depth <= held:
+        return None
+    return f"{depth - held} of {depth} messages are out of reach; another receiver may have locked them"

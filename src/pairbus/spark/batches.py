@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..domain.outcome import Held, QueueSummary
+from ..domain.outcome import Held, QueueSummary, held_over, out_of_reach
 from ..errors import PairbusError
+from ..syphon.owed import OUT_OF_REACH_SECONDS
 
 #: What is summed up over the queues, in a log's line and in `query.lastProgress.observedMetrics["pairbus"]`.
 COUNTS = ("received", "delivered", "dead_lettered", "held", "in_doubt", "bytes", "operations")
-#: How long messages may stay out of reach: a receiver that was killed leaves them locked for a minute.
-_PATIENCE = 90.0
 #: How many batches in a row may bring nothing home and end with errors.
 _FRUITLESS = 2
 
@@ -101,7 +100,7 @@ class Once:
         left = {index: why for index, why in left.items() if why is not None}
         if not left:
             return True
-        if self._fruitless >= _FRUITLESS or (not errors and self._clock() - self._moved_at > _PATIENCE):
+        if self._fruitless >= _FRUITLESS or (not errors and self._clock() - self._moved_at > OUT_OF_REACH_SECONDS):
             self._trouble = [f"queue {index}: {why}" for index, why in left.items()]
             return True
         return False
@@ -120,7 +119,7 @@ class Once:
             return None
         if depth is None:
             return "nobody could say how many messages are left" if not queue.empty else None
-        return f"{depth - queue.held} of {depth} messages are out of reach; another receiver may have locked them"
+        return out_of_reach(depth, queue.held) or "it was not seen empty"
 
     def found_empty(self) -> None:
         """Nothing is there any more, not even what was held back: another syphon was quicker."""
@@ -134,8 +133,4 @@ class Once:
         """What is held back in the backlog, by destination and reason; raises if more than that is left."""
         if self._trouble:
             raise SyphonError("the backlog could not be emptied: " + "; ".join(self._trouble))
-        counts: Counter[tuple[str, str]] = Counter()
-        for queue in self._last.queues if self._last is not None else ():
-            for held in queue.held_for:
-                counts[held.destination, held.reason] += held.count
-        return tuple(Held(destination, reason, count) for (destination, reason), count in sorted(counts.items()))
+        return held_over(self._last.queues if self._last is not None else ())

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..domain.outcome import Head, Held, QueueSummary
+from ..domain.outcome import Head, Held, QueueSummary, held_over, out_of_reach
 from ..errors import PairbusError
 from ..options import Namespace, refuse_same
 from ..telling import describe
@@ -25,7 +25,7 @@ from .depths import Depths, backlog_depths, none_exists_text, warn_of, warn_of_w
 from .drain import Drain, DrainOptions
 from .folding import JournalFolder
 from .journal import close_journal, open_journal
-from .owed import LONGEST_LOCK
+from .owed import LONGEST_LOCK, OUT_OF_REACH_SECONDS
 from .places import join
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ log = logging.getLogger("pairbus.syphon")
 
 #: The longest pause after rounds that brought nothing home.
 _LONGEST_PAUSE = 120.0
-#: How long messages may stay out of reach: a receiver that was killed leaves them locked for a minute.
-_OUT_OF_REACH_SECONDS = 90.0
 _GLANCE_SECONDS = 5.0
 #: How many rounds may find something, if somebody goes on parking.
 _ROUNDS = 3
@@ -66,12 +64,8 @@ class Round:
     def out_of_reach(self, depths: Depths) -> dict[int, str]:
         """The queues that have more messages than are held back, and how many."""
         held = {each.queue_index: each.held for each in self.queues}
-        left = {index: (depth or 0, (depth or 0) - held.get(index, 0)) for index, depth in depths.by_index.items()}
-        return {
-            index: f"{beyond} of {depth} messages are out of reach; another receiver may have locked them"
-            for index, (depth, beyond) in left.items()
-            if beyond > 0
-        }
+        told = {index: out_of_reach(depth or 0, held.get(index, 0)) for index, depth in depths.by_index.items()}
+        return {index: why for index, why in told.items() if why is not None}
 
     def with_errors(self, errors: Mapping[int, str]) -> Round:
         """The same, with what is in the way of these queues."""
@@ -94,10 +88,7 @@ class Round:
     @property
     def held(self) -> tuple[Held, ...]:
         """What is held back, over all queues."""
-        counts: dict[tuple[str, str], int] = {}
-        for held in (held for each in self.queues for held in each.held_for):
-            counts[held.destination, held.reason] = counts.get((held.destination, held.reason), 0) + held.count
-        return tuple(Held(destination, reason, count) for (destination, reason), count in sorted(counts.items()))
+        return held_over(self.queues)
 
     def __str__(self) -> str:
         totals = {name: sum(getattr(each, name) for each in self.queues) for name in _TOLD}
@@ -187,7 +178,7 @@ class Service:
                 raise PairbusError(none_exists_text(depths, self._secondary, self._primary.name))
             options = replace(self._options, budget=None)
             done = self._round(depths, options, only_these=True)
-            ends, busy = time.monotonic() + _OUT_OF_REACH_SECONDS, 1
+            ends, busy = time.monotonic() + OUT_OF_REACH_SECONDS, 1
             # Empty is what the service says, not what a receiver finds: another may have messages locked.
             while done.is_empty and not done.errors and not self._stop.is_set():
                 depths = self._told()
