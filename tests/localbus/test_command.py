@@ -610,6 +610,18 @@ def test_files_that_are_none_are_said(tmp_path: Path, refuse: Callable[..., str]
     assert sorted(each.name for each in tmp_path.iterdir()) == ["folder", "notes", "other.db", "pipe"]
 
 
+def test_certificates_of_somebody_else_stay(tmp_path: Path, refuse: Callable[..., str]) -> None:
+    """A folder with another authority, or with a damaged certificate: one line, and every file is as it was."""
+    theirs = tmp_path / "ca.pem"
+    theirs.write_text("another authority")
+    assert f"{theirs} is not localbus's own" in refuse("--tls-folder", tmp_path)
+    assert theirs.read_text() == "another authority"
+    damaged = tmp_path / "server.pem"
+    damaged.write_text("no certificate")
+    assert f"{damaged} holds no certificate" in refuse("--tls-folder", tmp_path)
+    assert (theirs.read_text(), damaged.read_text()) == ("another authority", "no certificate")
+
+
 def test_a_ready_file_that_cannot_be_written_is_said(tmp_path: Path, refuse: Callable[..., str]) -> None:
     """Found out when all else is ready: still one line, with the server behind it in good order."""
     (tmp_path / "ready.part").mkdir()

@@ -27,7 +27,7 @@ from .listener import BACKLOG, Listener
 from .options import HOST, STOPPING, Options, UsageError
 from .server import Server
 from .store import SqliteStore, StoreError
-from .tls import server_context
+from .tls import ForeignCertificate, server_context
 
 FAILED = 1
 _FREE_PORTS = range(20000, 32768)
@@ -108,6 +108,8 @@ async def _serve(options: Options) -> int:
         folder = _tls_folder(options, cleanup)
         try:
             tls, ca_file = server_context(folder, options.name)
+        except ForeignCertificate as error:
+            raise UsageError(f"{error}: name another --tls-folder, or remove ca.pem and server.pem") from None
         except OSError as error:
             raise UsageError(f"the certificates cannot be kept in {folder}: {error.strerror}") from None
         hosts = frozenset(("127.0.0.1", "localhost", "::1", f"{options.name}.servicebus.windows.net".lower()))

@@ -6,6 +6,11 @@ import os
 import ssl
 from pathlib import Path
 
+
+class ForeignCertificate(ValueError):
+    """A file of the folder is not what this server keeps there; the text says which."""
+
+
 HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
@@ -13,6 +18,8 @@ def server_context(folder: Path, name: str) -> tuple[ssl.SSLContext, Path]:
     """A TLS context, and the file of the CA that clients must trust; made once per folder."""
     folder.mkdir(parents=True, exist_ok=True)
     ca_file, chain = folder / "ca.pem", folder / "server.pem"
+    if ca_file.exists() and not chain.exists():  # ours is written last
+        raise ForeignCertificate(f"{ca_file} is not localbus's own, since there is no server.pem beside it")
     if not (ca_file.exists() and chain.exists()):
         import trustme  # a tenth of the time that localbus takes to start, and most never ask for TLS
 
@@ -26,5 +33,10 @@ def server_context(folder: Path, name: str) -> tuple[ssl.SSLContext, Path]:
                 out.write(certificate.bytes())
         authority.cert_pem.write_to_path(str(ca_file))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(chain)
+    try:
+        context.load_cert_chain(chain)
+    except ssl.SSLError as error:
+        raise ForeignCertificate(
+            f"{chain} holds no certificate with its key that could be used ({error.reason})"
+        ) from None
     return context, ca_file
