@@ -532,7 +532,7 @@ def test_what_cannot_be_kept_is_not_acknowledged(bus: LocalBus) -> None:
                 raw.send(link, Encoded(body=b"x" * 20_000, inferred=True).encode())
                 acknowledged += 1
     assert process.wait(10) == 1
-    assert "a turn failed" in bus._said()
+    assert "a turn failed" in bus.log
     bus.restart()
     assert 0 < acknowledged < 1000
     assert acknowledged <= active(bus, "orders") <= acknowledged + 1
