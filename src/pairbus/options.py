@@ -109,6 +109,10 @@ def _seconds(value: Any) -> float | None:
         return math.inf
 
 
+class NoNameError(OptionError):
+    """A host that does not contain its namespace's name, and none was given."""
+
+
 @dataclass(frozen=True, repr=False, eq=False, kw_only=True)
 class Namespace:
     """A Service Bus namespace, and how to get in. Its `repr` shows no secret, and it cannot be pickled.
@@ -135,7 +139,7 @@ class Namespace:
         if name is None:
             name = namespace_name(host)
         if name is None:
-            raise OptionError(
+            raise NoNameError(
                 f"the host {host} does not contain the namespace's name: pass it, Namespace(…, name='contoso'). The "
                 "primary's is part of the backlog queues' paths, so all senders and the syphon must use the same"
             )

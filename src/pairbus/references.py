@@ -18,7 +18,7 @@ from . import checking
 from .checking import Problems
 from .domain.backlog import namespace_name
 from .errors import ConfigError, OptionError
-from .options import Namespace
+from .options import Namespace, NoNameError
 
 #: Kind of credential → azure-identity's class, and the arguments that take a client id.
 CREDENTIALS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
@@ -92,6 +92,11 @@ class NamespaceReference:
         found = self._looked_up(self.connection)
         try:
             return Namespace.from_connection_string(found, name=self.name, ca_file=self.ca_file)
+        except NoNameError:
+            raise OptionError(
+                f"{self.connection} on {socket.gethostname()}: its host does not contain the namespace's name: add "
+                "name to this table (the primary's must be the one that senders use)"
+            ) from None
         except OptionError as error:
             raise OptionError(f"{self.connection} on {socket.gethostname()}: {error}") from None
 
