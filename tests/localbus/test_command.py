@@ -603,7 +603,7 @@ def test_files_that_are_none_are_said(tmp_path: Path, refuse: Callable[..., str]
     assert "other.db" in refuse("--store", tmp_path / "other.db")
     assert "is no file of entities" in refuse("--entities", "/dev/zero")
     notes = tmp_path / "notes"
-    for text in ("keep me", '{"notes": "mine"}', "7", "x" * 20_000):
+    for text in ("keep me", '{"connection_string": "mine"}', "7", "x" * 20_000, "[" * 10_000):
         notes.write_text(text)
         assert f"--ready-file {notes} holds something else than a ready line" in refuse("--ready-file", notes)
         assert notes.read_text() == text
@@ -620,6 +620,21 @@ def test_certificates_of_somebody_else_stay(tmp_path: Path, refuse: Callable[...
     damaged.write_text("no certificate")
     assert f"{damaged} holds no certificate" in refuse("--tls-folder", tmp_path)
     assert (theirs.read_text(), damaged.read_text()) == ("another authority", "no certificate")
+    theirs.unlink()
+    assert f"{damaged} is not localbus's own" in refuse("--tls-folder", tmp_path)
+    assert damaged.read_text() == "no certificate"
+
+
+def test_a_start_that_was_killed_between_its_certificates_does_no_harm(tmp_path: Path) -> None:
+    """Its own server.pem without the CA's file is made anew, and clients trust it."""
+    with Command("--tls-folder", tmp_path) as started:
+        started.stop()
+    before = (tmp_path / "server.pem").read_bytes()
+    (tmp_path / "ca.pem").unlink()
+    with Command("--tls-folder", tmp_path) as again:
+        create(again, "orders")
+        assert (tmp_path / "server.pem").read_bytes() != before
+        assert again.stop()[0] == 0
 
 
 def test_a_ready_file_that_cannot_be_written_is_said(tmp_path: Path, refuse: Callable[..., str]) -> None:

@@ -21,11 +21,12 @@ from pairbus.config import SyphonConfig
 from pairbus.domain.backlog import queue_path
 from pairbus.domain.outcome import Held
 from pairbus.errors import ConfigError, OptionError, PairbusError
+from pairbus.localbus.auth import DEFAULT_KEY_NAME
 from pairbus.spark import Ledger, Syphon, SyphonError, syphon, verify
 from pairbus.spark import job as job_module
 from pairbus.spark.source import Note
 from pairbus.syphon.peeking import backlog_sequence_numbers
-from tests.localbus.process_fixtures import administer
+from tests.localbus.process_fixtures import administer, with_key
 from tests.sending.conftest import Pair, wait_until
 from tests.spark import stand_ins
 from tests.spark.conftest import Backlog, write_journal, write_toml
@@ -186,6 +187,18 @@ class TestOnce:
         elsewhere = replace(config, checkpoint=f"{config.checkpoint}-of-another")
         syphon(spark, elsewhere).run_once()
         assert outcomes(spark, elsewhere) == {"delivered": 5}
+
+    def test_a_wrong_key_is_no_success(self, spark: SparkSession, pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
+        """What the primary refuses because of the syphon's own key stays in the backlog, and running once fails."""
+        queue = pair.queue()
+        backlog.park({0: queue}, 3)
+        wrong = tmp_path / "wrong"
+        wrong.write_text(with_key(pair.primary.connection_string, DEFAULT_KEY_NAME, "d3Jvbmc="))
+        config = backlog.config()
+        config = replace(config, primary=replace(config.primary, connection=f"file:{wrong}"))
+        with pytest.raises(SyphonError, match="this syphon is not let in, see"):
+            syphon(spark, config).run_once()
+        assert pair.arrived(queue) == 0
 
     def test_a_defect_in_a_task_is_an_error_of_its_queue(self, spark: SparkSession, backlog: Backlog) -> None:
         """No task raises: the batch ends well, its row says what it was, and running once ends with it."""

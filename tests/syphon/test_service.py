@@ -21,6 +21,7 @@ from azure.servicebus import ServiceBusMessage
 from pairbus import Namespace, OptionError, PairingOptions, pair_namespaces
 from pairbus.config import SyphonConfig
 from pairbus.domain.outcome import Head, Outcome, QueueSummary
+from pairbus.errors import PairbusError
 from pairbus.localbus.auth import DEFAULT_KEY_NAME
 from pairbus.syphon import service as service_module
 from pairbus.syphon.depths import Depths
@@ -228,6 +229,25 @@ def test_a_key_that_is_renewed_is_found(pair: Pair, backlog: Backlog, tmp_path: 
     finally:
         service.stop()
         thread.join(60)
+
+
+def test_what_the_secondary_s_error_says_holds_no_secret(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither in the error of a run nor in the log of one that goes on."""
+
+    def fail(*_: Any) -> Depths:
+        raise ConnectionError("refused: SharedAccessSignature sr=x&sig=SECRET1&skn=root, token=SECRET2")
+
+    monkeypatch.setattr(service_module, "backlog_depths", fail)
+    service = Service(pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path))
+    with pytest.raises(PairbusError, match="ConnectionError: refused") as raised:
+        service.once()
+    service = Service(pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path))
+    monkeypatch.setattr(service, "_rest", lambda seconds: service.stop())
+    service.forever()
+    assert "ConnectionError: refused" in caplog.text
+    assert "SECRET" not in f"{raised.value} {caplog.text}"
 
 
 def test_a_service_that_moved_nothing_leaves_nothing(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:

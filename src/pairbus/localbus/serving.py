@@ -32,7 +32,8 @@ from .tls import ForeignCertificate, server_context
 FAILED = 1
 _FREE_PORTS = range(20000, 32768)
 _OPEN_FILES = 10240
-#: No ready line is longer.
+#: What the ready line holds, and no such line is longer.
+_READY_KEYS = ("name", "host", "port", "connection_string", "ca_file")
 _READY_BYTES = 16 * 1024
 
 
@@ -206,21 +207,15 @@ def _is_ready_file(path: Path) -> bool:
     except FileNotFoundError:
         return True
     try:
-        return not left.strip() or "connection_string" in json.loads(left[:_READY_BYTES])
-    except (ValueError, TypeError):
+        found = json.loads(left[:_READY_BYTES]) if left.strip() else dict.fromkeys(_READY_KEYS)
+    except (ValueError, RecursionError):
         return False
+    return isinstance(found, dict) and tuple(found) == _READY_KEYS
 
 
 def _announce(options: Options, port: int, ca_file: Path, cleanup: contextlib.ExitStack) -> None:
-    line = json.dumps(
-        {
-            "name": options.name,
-            "host": HOST,
-            "port": port,
-            "connection_string": connection_string(port, options.keys[0]),
-            "ca_file": str(ca_file.absolute()),
-        }
-    )
+    told = options.name, HOST, port, connection_string(port, options.keys[0]), str(ca_file.absolute())
+    line = json.dumps(dict(zip(_READY_KEYS, told, strict=True)))
     if options.ready_file is not None:
         # Whole or not there at all: a reader polls for it.
         part = options.ready_file.with_name(options.ready_file.name + ".part")

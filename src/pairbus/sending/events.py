@@ -67,8 +67,8 @@ class Announcer:
         self._queue: queue.Queue[Event | None] = queue.Queue(_WAITING)
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
-        #: How many events the callback has missed.
-        self._missed = 0
+        #: Whether it was told that the callback misses events.
+        self._is_behind = False
         if callback is not None:
             self._thread = threading.Thread(target=self._run, name="pairbus-events", daemon=True)
             self._thread.start()
@@ -82,8 +82,8 @@ class Announcer:
         try:
             self._queue.put_nowait(event)
         except queue.Full:
-            self._missed += 1
-            if self._missed == 1:
+            if not self._is_behind:
+                self._is_behind = True
                 with contextlib.suppress(Exception):
                     log.warning("on_event does not keep up: %d events wait for it, more are only logged", _WAITING)
 
