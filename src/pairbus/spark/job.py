@@ -301,7 +301,8 @@ class Syphon:
             ended = query.exception()
             before = "" if ended is None else f"the query ended: {ended}; and "
             raise SyphonError(
-                f"{before}the ledger does not have all rows yet: {cause_of(error)}. The next run folds them in"
+                f"{before}the run could not be ended in order: {cause_of(error)}. Rows that are not in the ledger yet "
+                "are folded in by the next run"
             ) from (ended or error)
 
     def dead_letters(self) -> list[tuple[str, int, str]]:

@@ -217,7 +217,7 @@ class Service:
                     if depths.total:
                         done = self._round(depths, replace(self._options, budget=_ROUND_SECONDS))
                         fruitless = 0 if done.moved else fruitless + 1
-                        if fruitless and (done.errors or done.held):
+                        if fruitless and done.errors:
                             self._look_up_again()
                         pause = self._backoff(fruitless)
                 self._rest(pause)
