@@ -207,7 +207,7 @@ def test_a_raw_sender_sends_and_fails_as_the_sdks_own(pair: Pair) -> None:
     queue = pair.queue()
     client = sdk.service_bus_client(pair.primary_namespace(), 60)
     given = [sdk.encoded(ServiceBusMessage(body)) for body in ("1", "2")]
-    with client, sdk.raw_sender_to(client, queue) as sender:
+    with client, sdk.sender_to(client, queue) as sender:
         sender.send_messages(sdk.raw_batch(given), timeout=5)
         assert pair.bodies(queue) == ["1", "2"]
         for condition, kind in (
@@ -225,6 +225,60 @@ def test_a_raw_sender_sends_and_fails_as_the_sdks_own(pair: Pair) -> None:
             sender.send_messages(sdk.raw_batch(given), timeout=1)
         assert time.monotonic() - begun < 1 + SLACK
     assert not sdk.is_running(sender)
+
+
+@pytest.mark.parametrize("innermost", [True, False], ids=["directly", "by the SDK as ever"])
+@pytest.mark.parametrize("form", SINGLE)
+def test_a_message_goes_out_as_the_sdk_would_send_it(
+    plain: tuple[Pair, str, ServiceBusSender],
+    sent: list[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
+    innermost: bool,
+) -> None:
+    """Byte for byte, whether or not there is the part of the SDK that sends without the rest."""
+    pair, queue, sender = plain
+    monkeypatch.setattr(sdk, "_HAS_INNERMOST", innermost)
+    message = SINGLE[form]()
+    with sdk.service_bus_client(pair.primary_namespace(), 60) as client, sdk.sender_to(client, queue) as ours:
+        sent.clear()  # the token
+        before = sdk.encoded(message)
+        ours.send_messages(message, timeout=5)
+        sender.send_messages(message)
+    after = sdk.encoded(message)
+    ours_raw, theirs_raw = sent[:2]
+    assert ours_raw == theirs_raw or {ours_raw, theirs_raw} <= {before, after}  # a time of day, in seconds
+
+
+def test_what_the_sdk_does_not_send_is_refused_as_it_refuses_it(pair: Pair) -> None:
+    """Errors of a single message are of the SDK's classes, in time; on a closed sender, too."""
+    queue = pair.queue()
+    with sdk.service_bus_client(pair.primary_namespace(), 60) as client:
+        sender = sdk.sender_to(client, queue)
+        with sender:
+            sender.send_messages(ServiceBusMessage("0"), timeout=5)  # opened by the SDK
+            for condition, kind in (
+                ("com.microsoft:server-busy", ServiceBusServerBusyError),
+                ("amqp:resource-limit-exceeded", ServiceBusQuotaExceededError),
+            ):
+                pair.primary.faults.reject(condition, queue, count=1)
+                with pytest.raises(kind) as raised:
+                    sender.send_messages(ServiceBusMessage("refused"), timeout=5)
+                assert condition_of(raised.value) == condition
+                assert sdk.is_running(sender)
+            unencodable = ServiceBusMessage("x", message_id="m")
+            unencodable._raw_amqp_message.properties.group_sequence = "no number"
+            with pytest.raises(ServiceBusError, match="Handler failed"):
+                sender.send_messages(unencodable, timeout=5)
+            sender.send_messages(ServiceBusMessage("1"), timeout=5)
+            pair.primary.faults.lost_accept(queue, count=1)
+            begun = time.monotonic()
+            with pytest.raises(OperationTimeoutError):
+                sender.send_messages(ServiceBusMessage("unanswered"), timeout=1)
+            assert time.monotonic() - begun < 1 + SLACK
+        with pytest.raises(ValueError, match="shutdown"):
+            sender.send_messages(ServiceBusMessage("2"), timeout=5)
+    assert pair.bodies(queue) == ["0", "1", "unanswered"]
 
 
 def test_a_raw_batch_is_not_refused_for_its_size() -> None:

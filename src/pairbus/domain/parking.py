@@ -38,6 +38,8 @@ from .sections import (
 from .values import AmqpDecodeError, compound, encode
 
 _NULL = b"\x40"
+#: How sections begin that Python's SDK has written; the data's in one and in four bytes of size.
+_SHORT_PROPERTIES, _SHORT_DATA, _LONG_DATA = b"\x00Ss\xc0", b"\x00Su\xa0", b"\x00Su\xb0"
 _I64 = struct.Struct(">q")
 _ALIAS_KEYS = spellings(*ALIASES)
 _SCHEDULED_KEYS = spellings(SCHEDULED_ANNOTATION)
@@ -54,9 +56,60 @@ def park(message: bytes, path: str, message_id: str, namespace: str | None = Non
     there, or is no AMQP message.
     """
     try:
-        return _park(message, path, message_id, namespace)
+        return _park_usual(message, path, namespace) or _park(message, path, message_id, namespace)
     except AmqpDecodeError as error:
         raise NotParkableError("message", f"is not readable: {error}") from error
+
+
+def _park_usual(message: bytes, path: str, namespace: str | None) -> bytes | None:
+    """What `_park` makes of what most messages are: short properties, an id among them, with nothing but strings; and
+    one data section. Nothing for any other, nor for what is refused."""
+    size = len(message)
+    if size < 16 or message[:4] != _SHORT_PROPERTIES:
+        return None
+    end, count = 5 + message[4], message[5]
+    data = message[end : end + 4]
+    if data == _LONG_DATA:
+        whole = end + 8 + int.from_bytes(message[end + 4 : end + 8], "big") == size
+    else:
+        whole = data == _SHORT_DATA and size > end + 4 and end + 5 + message[end + 4] == size
+    if not whole or not count or message[6] == 0x40:
+        return None
+    pos, group = 6, 0
+    for index in range(count):
+        code = message[pos]
+        if code == 0x40:
+            pos += 1
+        elif code == 0xA1 and index != ABSOLUTE_EXPIRY_TIME:
+            if index == GROUP_ID:
+                group = pos
+            pos += 2 + message[pos + 1]
+        else:
+            return None
+        if pos > end:
+            return None
+    entries = _aliases_of_all(path, namespace)
+    if pos != end or entries is None:
+        return None
+    properties, number = message[:end], 2 if namespace is None else 4
+    if group:
+        after = group + 2 + message[group + 1]
+        if not message[group + 2 : after].isascii():
+            return None
+        entries += _SESSION_ID_KEY + message[group:after]
+        number += 2
+        shorter = bytes((message[4] + 1 - (after - group), count))
+        properties = b"".join((_SHORT_PROPERTIES, shorter, message[6:group], _NULL, message[after:end]))
+    application = map_section(USUAL_HEADS[APPLICATION_PROPERTIES], [entries], number)
+    return b"".join((properties, application, message[end:]))
+
+
+@lru_cache(maxsize=256, typed=True)
+def _aliases_of_all(path: str, namespace: str | None) -> bytes | None:
+    """The aliases that every message for a destination gets; none where `_park` refuses them."""
+    if not path or namespace == "":
+        return None
+    return b"".join((_PATH_KEY, encode(path), *(() if namespace is None else (_NAMESPACE_KEY, encode(namespace)))))
 
 
 def _park(message: bytes, path: str, message_id: str, namespace: str | None) -> bytes:

@@ -242,8 +242,12 @@ class Inbound:
     def _note_format(self, data: bytes, fields: list[tuple[int, int]], state: _Channel, handle: int) -> None:
         if len(fields) < 4 or data[fields[3][0]] in (0x40, 0x43):
             return
-        number = decode(data, fields[3][0])[0]
-        tag = decode(data, fields[2][0])[0]
+        (tagged, behind), (at, end) = fields[2:4]
+        if data[at] == 0x70 and data[tagged] == 0xA0:  # as every SDK writes them
+            number: object = int.from_bytes(data[at + 1 : end], "big")
+            tag: object = data[tagged + 2 : behind]
+        else:
+            number, tag = decode(data, at)[0], decode(data, tagged)[0]
         if isinstance(number, int) and number and isinstance(tag, bytes):
             if len(self.formats) > 10_000:
                 self.formats.clear()  # deliveries that were never finished; their links are long gone

@@ -37,7 +37,7 @@ from .sdk import (
     encoded_members,
     members,
     raw_batch,
-    raw_sender_to,
+    sender_to,
     single_messages,
 )
 from .status import Operations, QueueStatus
@@ -200,7 +200,7 @@ class Backlog:
         self._queues = {queue.path: queue for queue in provisioned.queues}
         self._rotation = Rotation(tuple(self._queues), options.seconds("ping_primary_interval"))
         self._limit_of_all = min(queue.limit for queue in provisioned.queues)
-        self._lanes = {path: Lanes(partial(raw_sender_to, client, path), guard) for path in self._queues}
+        self._lanes = {path: Lanes(partial(sender_to, client, path), guard) for path in self._queues}
         self._parked = dict.fromkeys(self._queues, 0)
         #: For messages without one. Of a pairing, since a process that a fork has made must have others.
         self.ids = Ids()

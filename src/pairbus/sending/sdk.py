@@ -30,10 +30,13 @@ from azure.servicebus import (
 from azure.servicebus._common.constants import JWT_TOKEN_SCOPE
 from azure.servicebus._common.tracing import TraceAttributes, is_tracing_enabled, trace_message
 from azure.servicebus._common.utils import create_authentication, transform_outbound_messages
+from azure.servicebus._pyamqp.client import SendClient
 from azure.servicebus._pyamqp.constants import LinkState
+from azure.servicebus._pyamqp.error import MessageException
+from azure.servicebus._pyamqp.message import BatchMessage
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.amqp import AmqpAnnotatedMessage
-from azure.servicebus.exceptions import ServiceBusError
+from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
 
 from ..bounded_credential import bounded
 from ..domain.cost import UNIT, operations_of
@@ -79,30 +82,46 @@ def port_of(host: str) -> str | None:
 
 
 def sender_to(client: ServiceBusClient, path: str, socket_timeout: float | None = None) -> ServiceBusSender:
-    """A sender to a queue or topic, without the SDK's thread a connection that keeps it alive: see `tend`."""
-    sender = client.get_queue_sender(path, keep_alive=None, socket_timeout=socket_timeout)
+    """A sender to a queue or topic, without the SDK's thread a connection that keeps it alive (see `tend`), which has
+    the SDK's innermost part send what needs nothing of the rest: on an open link, with no tracer to hear of it."""
+    sender: Any = client.get_queue_sender(path, keep_alive=None, socket_timeout=socket_timeout)
     mend(sender)
-    return sender
-
-
-def raw_sender_to(client: ServiceBusClient, path: str) -> ServiceBusSender:
-    """The same for raw batches only, which need nothing of what the SDK does to a message first; a tracer hears of them
-    as of any other."""
-    sender: Any = sender_to(client, path)
     as_ever = sender.send_messages
 
-    def send(batch: ServiceBusMessageBatch, *, timeout: float) -> None:
-        if not sender._running or is_tracing_enabled():  # type: ignore[no-untyped-call]
-            as_ever(batch, timeout=timeout)
+    def send(message: Any, *, timeout: float) -> None:
+        outgoing = _ready_to_encode(message) if _HAS_INNERMOST and sender._running else None
+        if outgoing is None or is_tracing_enabled():  # type: ignore[no-untyped-call]
+            as_ever(message, timeout=timeout)
             return
         try:
-            PyamqpTransport.send_messages(sender, batch, _LOGGER, timeout, None)  # type: ignore[arg-type]
+            sender._handler._send_message_impl(outgoing, timeout=timeout)
         except Exception as error:
-            raise sender._handle_exception(error) from None
+            raise _as_raised_by(sender, error) from None
 
     sender.send_messages = send
     found: ServiceBusSender = sender
     return found
+
+
+#: An SDK without it sends everything as ever.
+_HAS_INNERMOST = hasattr(SendClient, "_send_message_impl")
+
+
+def _ready_to_encode(message: Any) -> Any:
+    """What the SDK would make of a plain message or of a batch; nothing of what it would have to look into."""
+    if isinstance(message, ServiceBusMessageBatch):
+        return BatchMessage(*message._message)
+    return PyamqpTransport.to_outgoing_amqp_message(message._raw_amqp_message) if is_plain(message) else None
+
+
+def _as_raised_by(sender: Any, error: Exception) -> Exception:
+    """What the SDK's sender makes of an error; of most it raises something itself."""
+    if isinstance(error, TimeoutError):
+        error = OperationTimeoutError(message="Send operation timed out")
+    elif isinstance(error, MessageException):
+        error = PyamqpTransport.create_servicebus_exception(_LOGGER, error)
+    made: Exception = sender._handle_exception(error)
+    return made
 
 
 def mend(sender: Any) -> None:
