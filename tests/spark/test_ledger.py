@@ -73,6 +73,21 @@ class TestFolding:
         assert ledger.fold(journals) == 0
         assert [path.name for path in (root / "run").iterdir() if path.suffix == ".journal"] == []
 
+    def test_a_fold_is_one_job_of_sparks(
+        self, spark: SparkSession, ledger: Ledger, journals: JournalFolder, root: Path
+    ) -> None:
+        """Nothing is read back or checked after a commit: that would be a third of the work."""
+        ledger.create()
+        write_journal(root, range(1, 4))
+        group = f"fold-{root}"
+        spark.sparkContext.setJobGroup(group, "a fold")
+        try:
+            ledger.fold(journals)
+            ledger.append_batch("contoso", "run", 1, datetime(2026, 1, 1, tzinfo=timezone.utc), [])
+        finally:
+            spark.sparkContext._jsc.clearJobGroup()
+        assert len(spark.sparkContext.statusTracker().getJobIdsForGroup(group)) == 2  # one for each table
+
     def test_a_journal_that_grows_is_folded_piece_by_piece(
         self, ledger: Ledger, journals: JournalFolder, root: Path
     ) -> None:

@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.errors import PythonException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -353,6 +353,15 @@ class Syphon:
         rows = frame.collect()
         if not rows:
             return
+        # At once, since it takes longest; all the rest is done meanwhile.
+        folding = self._second_hand.submit(self.ledger.fold, self._journals)
+        try:
+            self._tell_of(batch, rows, began)
+        finally:
+            folding.result()
+
+    def _tell_of(self, batch: int, rows: Sequence[Row], began: float) -> None:
+        """Ask how much is left, and tell what the batch came to."""
         queues = tuple(summary_of(row) for row in sorted(rows, key=lambda row: row.queue_index))
         before = {row.queue_index: row.depth for row in rows}
         depths, asked_at = self._ask(), time.time()
@@ -364,24 +373,13 @@ class Syphon:
             self._stopping.set()
         log.log(logging.WARNING if summary.errors else logging.INFO, "%s", summary)
         try:
-            self._record(summary)
+            told = [BatchRow(q, before.get(q.queue_index), after.get(q.queue_index)) for q in queues]
+            self.ledger.append_batch(self._name, self.run, batch, datetime.now(timezone.utc), told)
         finally:
             pause = 0.0 if summary.moved else self._next_pause()
             self._pause = pause
             known = depths.by_index if depths is not None else None
             self._tell(Note(depths=known, asked_at=asked_at, pause_until=time.time() + pause))
-
-    def _record(self, summary: BatchSummary) -> None:
-        """Fold the journals, and tell what the batch came to; two tables, so at the same time."""
-        at = datetime.now(timezone.utc)
-        told = [
-            BatchRow(q, summary.before.get(q.queue_index), summary.after.get(q.queue_index)) for q in summary.queues
-        ]
-        appending = self._second_hand.submit(self.ledger.append_batch, self._name, self.run, summary.batch, at, told)
-        try:
-            self.ledger.fold(self._journals)
-        finally:
-            appending.result()
 
     def _next_pause(self) -> float:
         """From the retry interval on, doubled with each batch that brought nothing home."""

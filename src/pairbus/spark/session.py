@@ -38,6 +38,8 @@ _SESSION = {
     # The syphon's tables are small: by default fifty tasks would read a table's log, and 200 run after any shuffle.
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.shuffle.partitions": "4",
+    # With two Spark jobs after every commit Delta would check a list of files that it keeps for tables of few files.
+    "spark.databricks.delta.allFilesInCrc.enabled": "false",
     # Rows of a few days, in any order: that is quicker than sorting them by day before they are written.
     "spark.sql.maxConcurrentOutputFileWriters": "4",
     # As numbers, not as the twelve bytes of old: quicker to write, and files can be left out by time.
