@@ -32,6 +32,8 @@ class Peer:
         on_message: Callable[[Peer, Any, bytes], None] | None = None,
         *,
         refuse: tuple[str, str] | None = None,
+        refuse_cbs: tuple[str, str] | None = None,
+        grant: bytes | int = 202,
         max_frame: int = 0,
         capacity: int = 0,
         idle: float = 0,
@@ -39,7 +41,9 @@ class Peer:
         gives: Sequence[bytes] = (),
     ) -> None:
         self._on_message = on_message or (lambda peer, delivery, payload: peer.settle(delivery, Delivery.ACCEPTED))
-        self._refuse = refuse
+        self._refuse, self._refuse_cbs = refuse, refuse_cbs
+        #: The status with which tokens are answered, or the bytes.
+        self._grant_with = grant
         self._max_frame = max_frame
         self._capacity = capacity
         self._idle = idle
@@ -191,10 +195,11 @@ class Peer:
 
     def _attached(self, link: Any) -> None:
         address = link.remote_target.address if link.is_receiver else link.remote_source.address
-        if self._refuse is not None and address != "$cbs":
+        refuse = self._refuse_cbs if address == "$cbs" else self._refuse
+        if refuse is not None:
             link.source.type = link.target.type = Terminus.UNSPECIFIED  # as the service refuses
             link.open()
-            self.close(link, *self._refuse)
+            self.close(link, *refuse)
             return
         link.source.copy(link.remote_source)
         link.target.copy(link.remote_target)
@@ -205,13 +210,16 @@ class Peer:
             self._replies = link
 
     def _grant(self, delivery: Any, payload: bytes) -> None:
-        """Take any token."""
+        """Take any token, unless another answer was asked for."""
         self.settle(delivery, Delivery.ACCEPTED)
         request = Message()
         request.decode(payload)
-        reply = Message(correlation_id=request.id, properties={"status-code": 202, "status-description": "OK"})
+        given = self._grant_with
+        if isinstance(given, int):
+            said = {"status-code": given, "status-description": "OK" if given < 300 else "no"}
+            given = bytes(Message(correlation_id=request.id, properties=said).encode())
         answer = self._replies.delivery("reply")
-        self._replies.stream(reply.encode())
+        self._replies.stream(given)
         self._replies.advance()
         answer.settle()
 

@@ -399,6 +399,39 @@ def test_a_connection_that_is_refused_is_no_messages_fault(pair: Pair, backlog: 
 
 
 @pytest.mark.parametrize(
+    ("trouble", "said", "is_locked_out"),
+    [
+        ({"grant": 400}, "400", True),
+        ({"grant": b"\x00\x53\x77\xff"}, "cannot be read", False),
+        ({"refuse_cbs": ("amqp:not-found", "no such node")}, "no such node", False),
+        ({"refuse_cbs": ("amqp:not-allowed", "not now")}, "not now", False),
+    ],
+    ids=["a token is refused", "an answer is garbage", "there is no such node", "the node may not be used"],
+)
+def test_trouble_with_tokens_is_no_messages_fault(
+    pair: Pair, backlog: Backlog, trouble: dict[str, Any], said: str, is_locked_out: bool
+) -> None:
+    """Whatever a primary says instead of taking a token: the messages wait, unless it says that there is no entity."""
+    queue = pair.queue()
+    backlog.park(queue, *(encoded("x", session=f"s{number}") for number in range(4)))
+    with Peer(**trouble) as peer:
+        summary = backlog.drain(primary=_like(peer.namespace, pair.name), budget=2.0)
+    assert (summary.held, summary.dead_lettered, summary.delivered) == (4, 0, 0)
+    assert said in summary.held_for[0].reason
+    assert ("not let in" in (summary.error or "")) == is_locked_out
+    assert backlog.drain().delivered == 4
+    assert dead_letters(backlog) == []
+
+
+def test_without_a_token_for_what_is_not_there(pair: Pair, backlog: Backlog) -> None:
+    """That there is no such entity may be said where a token is put for it: its messages are dead-lettered."""
+    backlog.park("q", encoded("x"), encoded("y"))
+    with Peer(grant=404) as peer:
+        summary = backlog.drain(primary=_like(peer.namespace, pair.name), budget=5.0)
+    assert (summary.dead_lettered, summary.held) == (2, 0)
+
+
+@pytest.mark.parametrize(
     ("state", "doubted"), [(Delivery.RELEASED, 0), (Delivery.MODIFIED, 0), (None, 3)], ids=["released", "modified", "-"]
 )
 def test_an_outcome_that_is_neither_yes_nor_no(pair: Pair, backlog: Backlog, state: Any, doubted: int) -> None:

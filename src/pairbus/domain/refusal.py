@@ -71,6 +71,10 @@ CONDITIONS: dict[str, Refusal] = {
 }
 #: Refusals of the syphon itself: waiting mends nothing, somebody must give it another key or another right.
 OF_THE_SYPHON = frozenset({"amqp:unauthorized-access", "com.microsoft:auth-failed", "com.microsoft:publisher-revoked"})
+#: What an entity is like that takes no message, and for which no token is to be had.
+OF_THE_ENTITY = frozenset(
+    {"amqp:not-found", "amqp:resource-deleted", "com.microsoft:relay-not-found", "com.microsoft:entity-disabled"}
+)
 #: Refusals of one message; its destination takes others.
 OF_THE_MESSAGE = frozenset(
     {

@@ -7,9 +7,10 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from ..domain.refusal import OF_THE_ENTITY, Refusal, means
 from .bounds import ANSWER_SECONDS, aside, bounded
-from .link import LinkError
-from .requests import Requests
+from .link import ConnectionLost, LinkError
+from .requests import Refused, Requests
 from .tokens import Token, audience_of, token_for
 
 if TYPE_CHECKING:
@@ -92,4 +93,19 @@ class Authority:
             "type": token.kind,
             "name": audience_of(self._connection.namespace, path),
         }
-        await self._requests.ask(properties, token.text, path, timeout)
+        try:
+            await self._requests.ask(properties, token.text, path, timeout)
+        except LinkError as error:
+            if (meant := _as_it_is_meant(error)) is error:
+                raise
+            raise meant from error
+
+
+def _as_it_is_meant(error: LinkError) -> LinkError:
+    """What is said where tokens are put, as it is to be taken: that there is no such entity is about that. Any other
+    refusal is of the token, and trouble with `$cbs` itself is the service's: no reason to give a message up."""
+    if isinstance(error, ConnectionLost) or means(error.condition) is not Refusal.DEAD_LETTER:
+        return error
+    if not isinstance(error, Refused):
+        return LinkError("amqp:internal-error", f"$cbs: {error}")
+    return error if error.condition in OF_THE_ENTITY else LinkError("com.microsoft:auth-failed", str(error))

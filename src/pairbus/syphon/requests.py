@@ -30,6 +30,10 @@ _NULL = b"\x40"
 _SPARE = 100
 
 
+class Refused(LinkError):
+    """A request was answered, with a refusal: that is about what was asked for, and not about the way to it."""
+
+
 class Reply(NamedTuple):
     """What was answered: whose request it is, what is said of it, and the body."""
 
@@ -78,7 +82,8 @@ class Requests:
             self._links = None
 
     async def ask(self, properties: dict[str, Any], body: Any, said: str, timeout: float = ANSWER_SECONDS) -> Any:
-        """The body of the answer to one request; raises `LinkError` if it is refused, naming what was `said`."""
+        """The body of the answer to one request; raises `Refused` if it is refused, naming what was `said`, and another
+        `LinkError` if there is no answer."""
         sender, _ = await asyncio.shield(self.begin(timeout))  # others wait for them, too
         number = str(uuid.uuid4())
         answer = self._waiting[number] = self._connection.loop.create_future()
@@ -100,7 +105,7 @@ class Requests:
         if not 200 <= status < 300:
             why = found.get("status-description") or found.get("statusDescription")
             condition = found.get("error-condition") or found.get("errorCondition")
-            raise LinkError(str(condition or _STATUSES.get(status, "amqp:internal-error")), f"{said}: {status} {why}")
+            raise Refused(str(condition or _STATUSES.get(status, "amqp:internal-error")), f"{said}: {status} {why}")
         return reply.body
 
     def end(self, error: LinkError) -> None:
