@@ -347,6 +347,60 @@ def test_a_service_rests_longer_while_nothing_is_brought_home(
     assert pauses == [2.0, 4.0, 8.0, 1.0]
 
 
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EMFILE, "Too many open files"), RuntimeError("can't start new thread")], ids=repr
+)
+def test_a_round_for_which_this_process_is_short_of_something_is_not_the_last(
+    pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Without an event loop a service tells so, and tries again: what is parked is not left for good."""
+    queue = pair.queue()
+    backlog.park(queue, *numbered(3))
+    rounds: list[Round] = []
+
+    def done(found: Round) -> None:
+        rounds.append(found)
+        if found.moved:
+            service.stop()
+
+    service = Service(
+        pair.primary_namespace(),
+        pair.secondary_namespace(),
+        [0],
+        str(tmp_path),
+        options=DrainOptions(retry_interval=0.05),
+        on_round=done,
+    )
+    run, tries = service_module.asyncio.run, iter([error])
+
+    def short(main: Any) -> Any:
+        if (raised := next(tries, None)) is not None:
+            main.close()
+            raise raised
+        return run(main)
+
+    monkeypatch.setattr(service_module.asyncio, "run", short)
+    service.forever()
+    assert str(error) in rounds[0].errors[0]
+    assert pair.arrived(queue) == 3
+
+
+def test_a_journal_that_cannot_be_closed_for_want_of_a_thread(
+    pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is only not marked as finished: other queues are drained to their end, and what was moved is told."""
+    queue = pair.queue()
+    for index in range(2):
+        backlog.park(queue, *numbered(3), index=index)
+
+    async def aside(call: Any, name: str) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(service_module, "aside", aside)
+    done = Service(pair.primary_namespace(), pair.secondary_namespace(), [0, 1], str(tmp_path)).once()
+    assert [(each.delivered, each.error) for each in done.queues] == [(3, None), (3, None)]
+
+
 # --- from what was said to what is done ----------------------------------------------------------------------------
 
 

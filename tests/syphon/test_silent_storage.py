@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -230,3 +231,20 @@ def test_a_process_ends_while_its_journal_is_silent() -> None:
     """Neither the event loop nor the interpreter waits for the thread that hangs."""
     ended = subprocess.run([sys.executable, "-c", _PROCESS], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "the journal did not answer within 0.2 s\n", "")
+
+
+async def test_a_call_for_which_there_is_no_thread_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not later either, when nobody waits for it; and the next one is, as soon as there are threads again."""
+    made: list[str] = []
+    thread = bounds.Aside("pairbus-test")
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="new thread"):
+            await thread(lambda: made.append("first"))
+    await asyncio.wait_for(thread(lambda: made.append("second")), 30)
+    thread.end()
+    assert made == ["second"]

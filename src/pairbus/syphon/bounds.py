@@ -71,10 +71,11 @@ class Aside:
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(settle, value, error)
 
-        self._calls.put(run)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            thread.start()  # if there are no more threads, the next call tries again, and this one is never made
+            self._thread = thread
+        self._calls.put(run)
         return await answer
 
     def _work(self) -> None:

@@ -269,7 +269,10 @@ class Service:
         options = replace(options, after_a_kill=time.time() < self._wary_until)
         self._rounds += 1
         each = {index: replace(options, there=depth if only_these else None) for index, depth in busy.items()}
-        found = asyncio.run(self._drain_all(each)) if busy else []
+        try:
+            found = asyncio.run(self._drain_all(each)) if busy else []
+        except (OSError, RuntimeError) as short:  # this process is, of files or of threads
+            found = [QueueSummary(index, error=describe(short)) for index in busy]
         idle = [QueueSummary(index, empty=True) for index, depth in depths.by_index.items() if depth == 0]
         done = Round(tuple(sorted([*found, *idle], key=lambda each: each.queue_index)), depths.missing, depths.left_out)
         for error in done.errors:
@@ -292,7 +295,10 @@ class Service:
             log.exception("backlog queue %d could not be drained", index)
             return QueueSummary(index, seconds=time.monotonic() - began, error=f"{type(error).__name__}: {error}")
         finally:
-            await aside(lambda: close_journal(journal, index), "pairbus-journal-end")
+            try:
+                await aside(lambda: close_journal(journal, index), "pairbus-journal-end")
+            except RuntimeError as error:  # no more threads: it is only not marked as finished
+                log.warning("the journal of queue %d could not be closed: %s", index, error)
 
 
 def service_for(config: Any, **more: Any) -> Service:
