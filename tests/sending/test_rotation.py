@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -81,14 +82,14 @@ def test_a_queue_that_refuses_leaves_for_all_senders(pair: Pair, ledger: Ledger)
     first, second = (bus.get_queue_sender(queue) for _ in range(2))
     good = queue_path(pair.name, len(REFUSALS))
     bad = {kind: queue_path(pair.name, index) for index, kind in enumerate(REFUSALS)}
-    first._queue = good
+    first._choice.queue = good
     # Each send meets one bad queue: by chance it might meet all ten, one after the other, in the time that it has.
     bus.backlog._rotation._choose = lambda left: good if good in left else left[0]
     ledger.fail_over(first)
     for kind, path in bad.items():
         REFUSALS[kind](pair, path)
     for kind, path in bad.items():
-        first._queue = second._queue = path  # what they might have picked
+        first._choice.queue = second._choice.queue = path  # what they might have picked
         ledger.must_send(first, ledger.messages(2))
         assert not bus.status().queues[path].in_rotation, kind
         assert bus.status().queues[path].why, kind
@@ -112,7 +113,7 @@ def test_a_message_that_all_queues_refuse_takes_none_from_the_others(
     first, second = (bus.get_queue_sender(queue) for _ in range(2))
     for sender in (first, second):
         ledger.fail_over(sender)
-    used = [first._queue, second._queue]
+    used = [first._choice.queue, second._choice.queue]
     with pair.secondary.faults.during("reject", condition=condition):
         given = ledger.messages(3)
         error = ledger.send(first, given)
@@ -123,7 +124,7 @@ def test_a_message_that_all_queues_refuse_takes_none_from_the_others(
     assert all(found.in_rotation for found in bus.status().queues.values())
     for sender in (first, second):
         ledger.must_send(sender, ledger.message())
-    assert [first._queue, second._queue] == used
+    assert [first._choice.queue, second._choice.queue] == used
     assert not pair.told("queue left rotation")
     ledger.check(but=0)
 
@@ -134,11 +135,11 @@ def test_a_message_that_one_queue_refuses_is_parked_in_another(pair: Pair, ledge
     bus = pair.pairing(backlog_queue_count=2, **QUICK)
     sender = bus.get_queue_sender(queue)
     ledger.fail_over(sender)
-    assert sender._queue is not None
-    pair.secondary.faults.reject("amqp:not-allowed", sender._queue)
-    refusing = sender._queue
+    assert sender._choice.queue is not None
+    pair.secondary.faults.reject("amqp:not-allowed", sender._choice.queue)
+    refusing = sender._choice.queue
     ledger.must_send(sender, ledger.message())
-    assert sender._queue != refusing
+    assert sender._choice.queue != refusing
     assert all(found.in_rotation for found in bus.status().queues.values())
     ledger.check(but=0)
 
@@ -154,7 +155,7 @@ def test_a_refusal_says_nothing_about_the_messages_after_it(
     sender = bus.get_queue_sender(queue)
     pair.declare_down(bus, queue)
     first, second = (queue_path(pair.name, index) for index in range(2))
-    sender._queue = first
+    sender._choice.queue = first
     faults, send = pair.secondary.faults, bus.backlog._send
     refusal = faults.reject("amqp:not-allowed", first)
 
@@ -243,3 +244,24 @@ def test_no_queue_left_is_an_error_that_carries_messages_and_reasons(pair: Pair,
     assert isinstance(error, BacklogUnavailableError)
     assert set(error.reasons) == set(paths)
     ledger.check(but=0)
+
+
+def test_threads_that_share_a_sender_share_its_queue(pair: Pair, ledger: Ledger) -> None:
+    """Whichever of them parks first picks one for all: what each of them parks for a session stays in order."""
+    queue = pair.queue()
+    bus = pair.pairing(backlog_queue_count=8, **QUICK)
+    sender = bus.get_queue_sender(queue)
+    pair.declare_down(bus, queue)
+    together = threading.Barrier(8)
+
+    def park() -> None:
+        together.wait()
+        for _ in range(3):
+            ledger.must_send(sender, ledger.message())
+
+    threads = [threading.Thread(target=park) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(pair.parked_by_queue().values()) == [0] * 7 + [24]

@@ -74,6 +74,14 @@ class Tried(NamedTuple):
     began: float
 
 
+class Choice:
+    """The backlog queue that one sender stays with. Whichever of its threads needs one first picks it for all of them:
+    else messages of one session would be parked here and there. Changed under the backlog's lock, read without it."""
+
+    def __init__(self) -> None:
+        self.queue: str | None = None
+
+
 class Ids:
     """Ids for messages that have none: no two are the same, wherever they were made. An iterator without end."""
 
@@ -246,17 +254,18 @@ class Backlog:
     def park(
         self,
         parcel: Parcel,
-        current: str | None,
+        choice: Choice,
         timeout: float,
         stop: Callable[[], bool],
         tried_before: Tried | None = None,
-    ) -> str | None:
+    ) -> None:
         """Park what is left of a parcel until all is, or until `stop` says that the primary is back, or the pairing
-        closes.
+        closes; its sender stays with the queue that it used last.
 
-        Returns the queue that it used last. `parcel.done` says how far it came, also when this raises.
+        `parcel.done` says how far it came, also when this raises.
         """
         parcel.refuse_too_large(self.limit)
+        current = home = choice.queue
         deadline = (time.monotonic() if tried_before is None else tried_before.began) + timeout
         tried: set[str] = set()
         #: The queues that take others than the next message, and what the last of them has said to it.
@@ -277,6 +286,8 @@ class Backlog:
                 now = time.monotonic()
                 left = deadline - now
                 with self._lock:
+                    if current == home:
+                        current = home = choice.queue = self._rotation.pick(choice.queue, now) or choice.queue
                     found = self._rotation.pick(current, now, tried | refusing | (busy.keys() - {current}))
                     found = found or self._rotation.pick(None, now, tried | refusing)
                     others = self._rotation.left(now, tried | refusing) > 1
@@ -291,6 +302,10 @@ class Backlog:
             if error is None:
                 parcel.done += len(part)
                 current = queue
+                if queue != home:
+                    with self._lock:
+                        if choice.queue == home:  # else another thread has picked a new one for all of them
+                            home = choice.queue = queue
                 busy.clear()
                 refused = None  # it was about a message that is parked by now
                 refusing.clear()
@@ -322,7 +337,6 @@ class Backlog:
             tried.add(queue)
             if patience >= _LEAST_SECONDS or not is_timeout(error):  # too little time says nothing about the queue
                 self._leave(queue, error)
-        return current
 
     def _send(self, queue: str, messages: Sequence[bytes], timeout: float) -> Exception | None:
         """Send one batch to one queue; the error, if it was not accepted. A stale connection is replaced."""

@@ -18,7 +18,7 @@ from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from ..domain.health import State
 from ..errors import NotSupportedError
 from .classification import Meaning, condition_of, is_timeout, is_unnamed, may_be_stale, means
-from .parking import Parcel, Parkable, Tried, examine
+from .parking import Choice, Parcel, Parkable, Tried, examine
 from .sdk import (
     STANDARD_LIMIT,
     again,
@@ -70,7 +70,7 @@ class PairedSender:
         self._backlog = pairing.backlog
         self._destination = destination(self.fully_qualified_namespace, entity.path)
         self._pid = getpid()
-        self._queue: str | None = None
+        self._choice = Choice()
         self._closing_lock = threading.Lock()
         self._closed = False
         entity.join()
@@ -136,9 +136,7 @@ class PairedSender:
                 entity.accepted(count, billed(message))
                 return
             entity.lanes.give(lane)
-        elif (
-            self._queue is not None and type(message) is ServiceBusMessage and entity.health.state is State.FAILED_OVER
-        ):
+        elif self._choice.queue and type(message) is ServiceBusMessage and entity.health.state is State.FAILED_OVER:
             self._park(message, timeout)
             return
         self._send(message, timeout, count, None)
@@ -149,8 +147,9 @@ class PairedSender:
         try:
             parcel = self._parcel(message)
             # What may have changed while it was encoded is looked at as late as can be.
-            if self._queue is not None and self._entity.health.state is State.FAILED_OVER and not self._pairing.ended:
-                tried = self._backlog.park_as_before(parcel, self._queue, timeout)
+            queue = self._choice.queue
+            if queue is not None and self._entity.health.state is State.FAILED_OVER and not self._pairing.ended:
+                tried = self._backlog.park_as_before(parcel, queue, timeout)
                 if parcel.done:
                     self._entity.was_parked(1)
                     return
@@ -197,7 +196,7 @@ class PairedSender:
                     timeout = min(timeout, max(ends - time.monotonic(), 0.001))
                     is_last = rounds >= _ROUNDS or primary is _Primary.LATE
                     stop = _never if is_last else partial(self._is_back, parcel)
-                    self._queue = self._backlog.park(parcel, self._queue, timeout, stop, parking_tried)
+                    self._backlog.park(parcel, self._choice, timeout, stop, parking_tried)
                 finally:
                     self._entity.was_parked(parcel.done - before)
                 parking_tried = None
