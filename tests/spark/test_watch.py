@@ -197,6 +197,15 @@ class TestWatch:
             clock.now += 1
         assert secondary.asked == 30
 
+    @pytest.mark.parametrize("answer", [{0: 0}, ConnectionError("down")], ids=["empty", "no answer"])
+    def test_a_clock_that_is_set_back_does_not_keep_it_from_asking(self, clock: Clock, answer: Any) -> None:
+        """What is parked meanwhile would wait for as long as the clock was set back."""
+        secondary = Secondary(answer, {0: 5})
+        watch = DepthWatch(secondary, idle_poll_interval=120, retry_interval=1, clock=clock)
+        assert watch.look(Note()) is None
+        clock.now -= 86_400
+        assert watch.look(Note()) == {0: 5}
+
     def test_work_is_told_at_once_and_asked_for_again(self, clock: Clock) -> None:
         """While there is something to do each look asks."""
         secondary = Secondary({0: 5, 1: 0}, {0: 1, 1: 0}, {0: 0, 1: 0})

@@ -98,7 +98,7 @@ class DepthWatch:
             self._next = 0.0
             if note.depths is not None and 0 <= now - note.asked_at <= _FRESH:
                 return self._judge(note.depths, note.asked_at)
-        if now < self._next:
+        if now < self._next <= now + max(self.idle_poll_interval, LONGEST_PAUSE):  # else the clock was set back
             return None
         try:
             answer = self.ask()

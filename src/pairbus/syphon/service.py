@@ -134,7 +134,7 @@ class Service:
         self._run = uuid.uuid4().hex
         self._folder = JournalFolder(journal, folds=False)
         self._begun = False
-        #: Until then (wall time) messages may be locked by a syphon that was killed.
+        #: Until then messages may be locked by a syphon that was killed.
         self._wary_until = 0.0
         self._rounds = 0
         #: What kept the run from being ended in order in its journals' folder, once the calls below have returned.
@@ -156,7 +156,7 @@ class Service:
         """Make sure that journals can be written; raises OSError if not, before a message is touched."""
         if not self._begun:
             within(bounds.JOURNAL_SECONDS, lambda: self._folder.begin(self._run, None), "pairbus-journal-begin")
-            self._wary_until = time.time() + LONGEST_LOCK if self._folder.after_a_kill else 0.0
+            self._wary_until = time.monotonic() + LONGEST_LOCK if self._folder.after_a_kill else 0.0
             if self._wary_until:
                 log.info(
                     "a syphon with this journal folder was killed a moment ago: messages of sessions are left alone "
@@ -266,7 +266,7 @@ class Service:
         busy = {index: depth for index, depth in depths.by_index.items() if depth}
         if options.max_rate is not None and busy:
             options = replace(options, max_rate=options.max_rate / len(busy))
-        options = replace(options, after_a_kill=time.time() < self._wary_until)
+        options = replace(options, after_a_kill=time.monotonic() < self._wary_until)
         self._rounds += 1
         each = {index: replace(options, there=depth if only_these else None) for index, depth in busy.items()}
         try:
