@@ -375,7 +375,6 @@ def test_a_round_for_which_this_process_is_short_of_something_is_not_the_last(
 
     def short(main: Any) -> Any:
         if (raised := next(tries, None)) is not None:
-            main.close()
             raise raised
         return run(main)
 

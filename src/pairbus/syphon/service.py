@@ -269,10 +269,7 @@ class Service:
         options = replace(options, after_a_kill=time.monotonic() < self._wary_until)
         self._rounds += 1
         each = {index: replace(options, there=depth if only_these else None) for index, depth in busy.items()}
-        try:
-            found = asyncio.run(self._drain_all(each)) if busy else []
-        except (OSError, RuntimeError) as short:  # this process is, of files or of threads
-            found = [QueueSummary(index, error=describe(short)) for index in busy]
+        found = self._drained(each) if busy else []
         idle = [QueueSummary(index, empty=True) for index, depth in depths.by_index.items() if depth == 0]
         done = Round(tuple(sorted([*found, *idle], key=lambda each: each.queue_index)), depths.missing, depths.left_out)
         for error in done.errors:
@@ -281,6 +278,15 @@ class Service:
             log.info("round %d: %s", self._rounds, done)
         self._on_round(done)
         return done
+
+    def _drained(self, queues: Mapping[int, DrainOptions]) -> list[QueueSummary]:
+        draining = self._drain_all(queues)
+        try:
+            return asyncio.run(draining)
+        except (OSError, RuntimeError) as short:  # this process is, of files or of threads
+            return [QueueSummary(index, error=describe(short)) for index in queues]
+        finally:
+            draining.close()  # it was not begun if no loop could be had for it
 
     async def _drain_all(self, queues: Mapping[int, DrainOptions]) -> list[QueueSummary]:
         return list(await asyncio.gather(*(self._drain_one(index, options) for index, options in queues.items())))
