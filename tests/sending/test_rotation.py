@@ -247,21 +247,30 @@ def test_no_queue_left_is_an_error_that_carries_messages_and_reasons(pair: Pair,
 
 
 def test_threads_that_share_a_sender_share_its_queue(pair: Pair, ledger: Ledger) -> None:
-    """Whichever of them parks first picks one for all: what each of them parks for a session stays in order."""
+    """Whichever of them parks first picks one for all, also when that one refuses: what each parks for a session
+    stays in order."""
     queue = pair.queue()
     bus = pair.pairing(backlog_queue_count=8, **QUICK)
     sender = bus.get_queue_sender(queue)
     pair.declare_down(bus, queue)
-    together = threading.Barrier(8)
 
-    def park() -> None:
-        together.wait()
-        for _ in range(3):
-            ledger.must_send(sender, ledger.message())
+    def park_together() -> None:
+        together = threading.Barrier(8)
 
-    threads = [threading.Thread(target=park) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+        def park() -> None:
+            together.wait()
+            for _ in range(3):
+                ledger.must_send(sender, ledger.message())
+
+        threads = [threading.Thread(target=park) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+
+    park_together()
     assert sorted(pair.parked_by_queue().values()) == [0] * 7 + [24]
+    (full,) = (path for path, count in pair.parked_by_queue().items() if count)
+    pair.secondary.faults.quota_exceeded(full)
+    park_together()
+    assert sorted(pair.parked_by_queue().values()) == [0] * 6 + [24, 24]
