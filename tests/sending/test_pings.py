@@ -461,6 +461,32 @@ def test_a_disabled_entity_becomes_unusable_and_may_be_down_again(pair: Pair) ->
     await_state(sender, "available")
 
 
+@pytest.mark.parametrize("trouble", ["throttled", "short of memory"])
+def test_an_entity_that_is_unusable_stays_so_while_pings_say_nothing_of_it(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    """A throttled namespace, or a process that can make no ping, is no outage: what was refused is not parked for."""
+    queue = pair.queue()
+    bus = pair.pairing(ping_primary_interval=INTERVAL)
+    sender = bus.get_queue_sender(queue)
+    fault = take_down(pair, sender)
+    pair.update_queue(queue, status="Disabled")
+    pair.primary.faults.clear(fault)
+    await_state(sender, "unusable")
+    told = len(pair.told("ping failed"))
+    with monkeypatch.context() as patched:
+        if trouble == "throttled":
+            pair.primary.faults.busy(queue)
+        else:
+            patched.setattr(sender._entity, "_ping", lambda: (_ for _ in ()).throw(MemoryError()))
+        wait_until(lambda: len(pair.told("ping failed")) >= told + 2)
+        assert bus.status().entities[queue].state == "unusable"
+    pair.primary.faults.clear()
+    pair.update_queue(queue, status="Active")
+    await_state(sender, "available")
+    assert pair.parked() == 1
+
+
 def test_a_key_that_was_changed_in_the_outage_makes_the_entity_unusable(pair: Pair, tmp_path: Path) -> None:
     """The primary comes back with another key: its refusal is raised, not hidden in the backlog."""
     store = tmp_path / "primary.db"

@@ -155,9 +155,12 @@ class Entity:
             with self._lock:
                 now = time.monotonic()
                 self._last_ping = datetime.now(timezone.utc), None if error is None else describe(error)
+                news: _News = ()
                 if error is None:
                     news = self._change(self.health.ping_answered(now))
-                elif means(error) is Meaning.CONFIGURATION and not is_unnamed(error) and not is_shortage(error):
+                elif is_shortage(error) or means(error) is Meaning.BUSY:
+                    pass  # not of the entity: one that is refused stays so, and nothing is parked for it
+                elif means(error) is Meaning.CONFIGURATION and not is_unnamed(error):
                     self.refusal = error
                     news = self._change(self.health.ping_refused(now))
                 else:
