@@ -147,7 +147,8 @@ class LockClock:
             self.seconds = most if seems <= 0 else min(max(seems, least), most)
             self.longest = max(self.seconds, min(seems, self._LONGEST))
             self._offset = seems - self.seconds
-        return locked_until / 1000 - self.now(now)
+        # More than that says that this machine's clock was set back meanwhile.
+        return min(locked_until / 1000 - self.now(now), most)
 
     def since(self, when: int, now: float) -> float:
         """Seconds since a time (in milliseconds since 1970), by both clocks: the service's is only known as well as it
