@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -124,6 +125,19 @@ def test_what_is_held_is_given_back_before_its_lock_ends(pair: Pair, backlog: Ba
     assert backlog.drain().delivered == 3
     assert pair.bodies(ill) == ["m0", "m1", "m2"]
     assert pair.arrived(well) == 24
+
+
+def test_what_is_given_back_and_comes_again_keeps_no_pass_going(pair: Pair, backlog: Backlog, watch: Watch) -> None:
+    """A destination that was busy once, and more for it than come in the time of a lock: a pass in which nothing moves
+    any more ends, though it has no budget, and the next one delivers."""
+    queue = pair.queue()
+    backlog.make(lock_duration=LOCK)
+    backlog.park(queue, *numbered(150))
+    pair.primary.faults.busy(queue, count=1)
+    began = time.monotonic()
+    summary = backlog.drain(max_rate=20.0, budget=None, stop=lambda: time.monotonic() > began + 60.0)
+    assert (summary.delivered, summary.held, summary.empty, summary.error) == (150, 0, True, None)
+    assert watch.locks_lost == []
 
 
 def test_what_waits_is_given_back_before_its_lock_ends(pair: Pair, backlog: Backlog, watch: Watch) -> None:

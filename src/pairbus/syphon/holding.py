@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from .moving import Moving
 
@@ -32,9 +33,11 @@ class Held:
         self._next_end = min((message.ends_at for message in self._messages), default=_NEVER)
         return due
 
-    def describe(self) -> str:
-        """How many there are, and whose they are most of all."""
-        name, count = Counter(message.destination for message in self._messages).most_common(1)[0]
+    def describe(self, given_back: Sequence[Moving] = ()) -> str:
+        """How many there are, with some that were just given back, and whose they are most of all."""
+        messages = [*given_back, *self._messages]
+        name, count = Counter(message.destination for message in messages).most_common(1)[0]
         return (
-            f"{len(self)} messages are held back ({count} of them for {name}); what lies behind them was not looked at"
+            f"{len(messages)} messages are held back ({count} of them for {name}); what lies behind them was not "
+            "looked at"
         )

@@ -64,7 +64,7 @@ class Pass:
         #: bytes that were not accepted yet.
         self._open = 0
         self._settling = 0
-        self._confirmed_at = 0.0
+        self._confirmed_at, self._moved_at = 0.0, self._loop.time()
         self._held = Held()
         self._bytes = 0
         self._mean_size = 0.0
@@ -394,6 +394,9 @@ class Pass:
         receiver = self._receiver
         if receiver is not None and receiver.closed is None and (due := self._held.due(now)):
             self._abandon(receiver, due)
+            if now - self._moved_at > self._locks.seconds and not self._ending:  # they come again, and nothing else
+                self._failed = self._failed or self._held.describe(due)
+                self._ending = True
 
     def _settles(self, count: int) -> None:
         if not self._settling:
@@ -435,6 +438,7 @@ class Pass:
         if error is not None:
             self._doubt(message, f"it was {message.outcome.value}, but its lock was lost: {error}")
             return
+        self._moved_at = now
         self._window.settled(now, self._locks.seconds, now - message.sent_at if message.sent_at else None)
         self._drain.left(message)
 
