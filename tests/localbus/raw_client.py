@@ -68,6 +68,8 @@ class RawClient:
         self._nodes: dict[str, tuple[Sender, Receiver]] = {}
         self._tags = 0
         self._format = 0
+        #: What `$management` has said of the last request's status.
+        self.said = ""
         self.wait(lambda: self._connection.state & Endpoint.REMOTE_ACTIVE, "the connection's open")
 
     def __enter__(self) -> RawClient:
@@ -223,6 +225,7 @@ class RawClient:
     def request(self, entity: str, operation: str, body: dict[str, Any]) -> tuple[int, Any, str | None]:
         """Ask `$management`: status, body, condition."""
         reply = self._ask(f"{entity}/$management", Message(properties={"operation": operation}, body=body))
+        self.said = str(reply.properties["statusDescription"])
         condition = reply.properties.get("errorCondition")
         return reply.properties["statusCode"], _owned(reply.body), None if condition is None else str(condition)
 

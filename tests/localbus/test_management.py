@@ -498,6 +498,15 @@ def test_topics_through_their_life(admin: Any) -> None:
         admin.delete_topic("T/1")
 
 
+def test_a_topic_is_accessed_when_it_gets_a_subscription(admin: Any) -> None:
+    """Also if nobody has sent anything to it yet."""
+    topic = admin.create_topic("t")
+    admin.update_topic(topic, auto_delete_on_idle=timedelta(minutes=100))
+    admin.create_subscription("t", "s")
+    runtime = admin.get_topic_runtime_properties("t")
+    assert runtime.created_at_utc < runtime.updated_at_utc < runtime.accessed_at_utc
+
+
 def test_subscriptions_through_their_life(admin: Any, site: Site) -> None:
     """Created, listed, changed, forwarded, deleted."""
     admin.create_queue("q")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from pairbus.localbus import LocalBus, conditions
 from tests.localbus.raw_client import RawClient, session_filter
 from tests.localbus.sdk_clients import unique
 
+ADD_RULE = "com.microsoft:add-rule"
 DELETE = "com.microsoft:batch-delete-messages"
 PEEK = "com.microsoft:peek-message"
 #: A time that no message is enqueued after.
@@ -218,3 +220,42 @@ def test_more_messages_fit_into_a_reply_without_their_bodies(raw: RawClient, que
     assert len(peek(raw, queue)) < 5
     assert len(peek(raw, queue, **{"omit-message-body": True})) == 5
     assert len(raw.receive(raw.receiver(queue)).payload) > 200_000
+
+
+# --- rules -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def subscription(raw: RawClient, admin_client: ServiceBusAdministrationClient) -> str:
+    """The path of a new topic's subscription."""
+    topic = unique("t")
+    admin_client.create_topic(topic)
+    admin_client.create_subscription(topic, "s")
+    path = f"{topic}/Subscriptions/s"
+    raw.put_token(path)
+    return path
+
+
+def rules(raw: RawClient, subscription: str, skip: int = 0, top: int = 100) -> list[str]:
+    """The names of a page of rules."""
+    _, found, _ = raw.request(subscription, "com.microsoft:enumerate-rules", {"skip": int32(skip), "top": int32(top)})
+    return [each["rule-description"].value[2] for each in found["rules"]]
+
+
+def test_rules_are_listed_by_name(raw: RawClient, subscription: str) -> None:
+    """Whenever they were made, and so in pages too: the default rule is first."""
+    for name in ("sql", "Correlation", "a"):
+        raw.request(
+            subscription, ADD_RULE, {"rule-name": name, "rule-description": {"sql-filter": {"expression": "1=2"}}}
+        )
+    assert rules(raw, subscription) == ["$Default", "a", "Correlation", "sql"]
+    assert [rules(raw, subscription, skip, 1) for skip in (1, 2, 4)] == [["a"], ["Correlation"], []]
+
+
+def test_a_rule_that_is_there_is_refused_in_the_services_words(raw: RawClient, subscription: str) -> None:
+    """JavaScript's tests read them."""
+    rule = {"rule-name": "mine", "rule-description": {"correlation-filter": {"label": "red"}}}
+    assert raw.request(subscription, ADD_RULE, rule)[0] == 200
+    status, _, condition = raw.request(subscription, ADD_RULE, rule)
+    assert (status, condition) == (409, conditions.ENTITY_EXISTS)
+    assert re.fullmatch("The messaging entity '.*/mine' already exists[.]", raw.said)

@@ -143,6 +143,16 @@ async def test_correlation_filters_on_application_properties(at: Place, case: st
 
 
 @scenario("async")
+async def test_the_case_of_a_property_s_name_does_not_matter(at: Place) -> None:
+    """To a correlation filter as to SQL; that of its value does."""
+    messages = [
+        ServiceBusMessage("x", message_id=name, application_properties=properties)
+        for name, properties in {"m": {"COLOUR": "red"}, "case": {"colour": "Red"}, "none": {"size": "red"}}.items()
+    ]
+    await passed(at, CorrelationRuleFilter(properties={"Colour": "red"}), messages, ["m"])
+
+
+@scenario("async")
 async def test_all_conditions_of_a_correlation_filter_must_hold(at: Place) -> None:
     """Label and both properties; two of three are not enough."""
     both = {"p": 1, "q": "x"}

@@ -173,6 +173,7 @@ class Catalog:
         subscription = Subscription(settings.name, queue, queue.created_at)
         owner.subscriptions[settings.name.lower()] = subscription
         subscription.rules[first.settings.name.lower()] = first
+        owner.accessed_at = queue.created_at
         self._keep_subscription(owner, subscription)
         return subscription
 
@@ -368,7 +369,7 @@ def _sub_queue_settings(settings: QueueSettings, forward: str | None) -> QueueSe
 def _exists(path: str) -> BusError:
     return BusError(
         conditions.ENTITY_EXISTS,
-        f"SubCode=40900. Conflict. The entity '{path}' exists already in this namespace.",
+        f"The messaging entity '{path}' already exists.",
     )
 
 

@@ -223,7 +223,7 @@ class Operations:
     def _list_rules(self, target: Any, request: Request) -> Reply:
         _, subscription = self._subscription(target)
         skip, top = max(request.field("skip", int), 0), max(request.field("top", int), 0)
-        page = list(subscription.rules.values())[skip : skip + top]
+        page = [subscription.rules[key] for key in sorted(subscription.rules)][skip : skip + top]
         if not page:
             return Reply(204, "No rules.", body={"rules": []})
         return Reply(body={"rules": [{"rule-description": write_rule(r.settings, r.created_at)} for r in page]})

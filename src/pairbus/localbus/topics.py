@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 from ..domain import sections
 from ..domain.sqlfilter import Edit, SqlAction, SqlSyntaxError, parse_action, parse_filter
+from ..domain.sqlproperties import user_value
 from ..domain.values import Long, Symbol, Timestamp, UInt, encode
 from .conditions import INVALID_FIELD, BusError
 from .message import Message
@@ -91,7 +92,7 @@ def _correlation(chosen: CorrelationFilter) -> Matcher:
         for name, value in wanted.items():
             if name not in view.system or str(view.system[name]) != value:
                 return False
-        return all(name in view.user and _equal(view.user[name], value) for name, value in user.items())
+        return all(_equal(user_value(view, name), value) for name, value in user.items())
 
     return matches
 
