@@ -35,8 +35,10 @@ from pairbus.localbus.settings import (
     TopicSettings,
     TrueFilter,
 )
+from pairbus.localbus.settings_json import dump_subscription, load_subscription
 from pairbus.localbus.xmlvalues import (
     FOREVER_TEXT,
+    XSD,
     clean,
     parse,
     read_date_time,
@@ -350,6 +352,31 @@ def test_rules_read_back(condition: RuleFilter, action: SqlExpression | None) ->
     assert again == rule.settings
     if isinstance(condition, CorrelationFilter) and isinstance(again.filter, CorrelationFilter):
         assert list(map(type, again.filter.properties.values())) == list(map(type, condition.properties.values()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("int", "3"),
+        ("long", "3"),
+        ("dateTime", "2020-07-05T11:12:13.1234567Z"),
+        ("dateTime", "2020-07-05T11:12:13.0000000+02:00"),
+    ],
+)
+@pytest.mark.parametrize(
+    "around",
+    [
+        '<Filter i:type="CorrelationFilter"><Properties>{}</Properties></Filter>',
+        '<Filter i:type="SqlFilter"><SqlExpression>a=@p</SqlExpression><Parameters>{}</Parameters></Filter>',
+    ],
+)
+def test_values_of_rules_are_read_back_as_they_were_spelt(around: str, kind: str, text: str) -> None:
+    """.NET's longs do not become ints, nor its times less exact; a restart changes nothing of it."""
+    pair = f'<KeyValueOfstringanyType><Key>@p</Key><Value i:type="x:{kind}">{text}</Value></KeyValueOfstringanyType>'
+    rule = rule_of(around.format(pair))
+    ((kept, _),) = load_subscription(dump_subscription("t", QueueSettings("s"), [(rule, 1.0)]))[2]
+    for each in (rule, kept):
+        assert f'<Value i:type="d6p1:{kind}" xmlns:d6p1="{XSD}">{text}</Value>' in write_rule(FakeEntity(each))
 
 
 def test_the_prefixes_are_those_that_the_javascript_client_reads_as_text() -> None:

@@ -444,6 +444,10 @@ BAD_FILES = {
         "[[topics]]\nname='t'\n[[topics.subscriptions]]\nname='s'\nrules=[{name='r', correlation={label=3}}]",
         "label of correlation of rule 'r'",
     ),
+    "correlation that is spelt": (
+        "[[topics]]\nname='t'\n[[topics.subscriptions]]\nname='s'\nrules=[{name='r', correlation={spelling='x'}}]",
+        "unknown key 'spelling' in correlation of rule 'r'",
+    ),
     "correlation of a list": (
         "[[topics]]\nname='t'\n[[topics.subscriptions]]\nname='s'\n"
         "rules=[{name='r', correlation={properties={a=[1]}}}]",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from azure.servicebus.management import ServiceBusAdministrationClient
+from azure.servicebus.management import CorrelationRuleFilter, ServiceBusAdministrationClient
 from proton import Delivery, Message, int32, timestamp
 
 from pairbus.domain import sections
@@ -259,3 +260,20 @@ def test_a_rule_that_is_there_is_refused_in_the_services_words(raw: RawClient, s
     status, _, condition = raw.request(subscription, ADD_RULE, rule)
     assert (status, condition) == (409, conditions.ENTITY_EXISTS)
     assert re.fullmatch("The messaging entity '.*/mine' already exists[.]", raw.said)
+
+
+def test_values_of_rules_have_their_types(raw: RawClient, subscription: str, admin_client: Any) -> None:
+    """Those of a rule that was made over https, and those of one that was made here."""
+    topic = subscription.partition("/")[0]
+    moment = datetime(2026, 11, 16, tzinfo=timezone.utc)
+    given = {"day": timedelta(days=1), "when": moment, "large": 2**63 + 5, "whole": 7, "half": 0.5, "yes": True}
+    admin_client.create_rule(topic, "s", "a", filter=CorrelationRuleFilter(properties=given))
+    filter = {"properties": {"long": 3, "int": int32(3)}}
+    raw.request(subscription, ADD_RULE, {"rule-name": "b", "rule-description": {"correlation-filter": filter}})
+    _, found, _ = raw.request(subscription, "com.microsoft:enumerate-rules", {"skip": int32(0), "top": int32(9)})
+    first, second = (each["rule-description"].value[0].value[8] for each in found["rules"][1:])
+    day = first.pop("day")
+    assert (day.descriptor, day.value) == ("com.microsoft:timespan", 864_000_000_000)
+    kept = {"when": 1000 * moment.timestamp(), "large": str(2**63 + 5), "whole": 7, "half": 0.5, "yes": True}
+    assert first == kept
+    assert [type(second[name]) for name in ("long", "int")] == [int, int32]

@@ -12,10 +12,11 @@ from .settings import (
     FalseFilter,
     RuleFilter,
     RuleSettings,
+    Spelling,
     SqlExpression,
     TrueFilter,
 )
-from .xmlvalues import bad, child, clean, element, read_typed, text_of, write_time, write_typed
+from .xmlvalues import bad, child, clean, element, read_typed, text_of, type_of, write_time, write_typed
 
 _CORRELATION = {
     "CorrelationId": "correlation_id",
@@ -27,6 +28,8 @@ _CORRELATION = {
     "ReplyToSessionId": "reply_to_session_id",
     "ContentType": "content_type",
 }
+#: Types of which a value alone does not say all: how wide a number is, and .NET's seventh decimal of a second.
+_LOSSY = frozenset(("int", "long", "dateTime"))
 #: What the service says of every SQL expression: the language level of 2012.
 _LEVEL = element("CompatibilityLevel", "20")
 
@@ -44,7 +47,7 @@ def read_rule(description: Element, name: str = "") -> RuleSettings:
 
 
 def _read_filter(condition: Element) -> RuleFilter:
-    match _type(condition):
+    match type_of(condition):
         case "TrueFilter":
             return TrueFilter()
         case "FalseFilter":
@@ -54,13 +57,14 @@ def _read_filter(condition: Element) -> RuleFilter:
         case "CorrelationFilter":
             fields = {field: child(condition, tag) for tag, field in _CORRELATION.items()}
             texts = {field: text_of(found) for field, found in fields.items() if found is not None}
-            return CorrelationFilter(**texts, properties=_read_pairs(child(condition, "Properties")))
+            properties, spelling = _read_pairs(child(condition, "Properties"))
+            return CorrelationFilter(**texts, properties=properties, spelling=spelling)
         case other:
             raise bad(f"The filter type '{other}' is not known.")
 
 
 def _read_action(action: Element | None) -> SqlExpression | None:
-    match "EmptyRuleAction" if action is None else _type(action):
+    match "EmptyRuleAction" if action is None else type_of(action):
         case "EmptyRuleAction" | "":
             return None
         case "SqlRuleAction" if action is not None:
@@ -73,15 +77,13 @@ def _read_sql(expression: Element, what: str) -> SqlExpression:
     text = child(expression, "SqlExpression")
     if text is None or not text_of(text).strip():
         raise bad(f"The SqlExpression of the {what} is empty.")
-    return SqlExpression(text_of(text), _read_pairs(child(expression, "Parameters")))
+    return SqlExpression(text_of(text), *_read_pairs(child(expression, "Parameters")))
 
 
-def _type(element: Element) -> str:
-    return element.get("type", "").rsplit(":", 1)[-1]
-
-
-def _read_pairs(pairs: Element | None) -> dict[str, Any]:
+def _read_pairs(pairs: Element | None) -> tuple[dict[str, Any], Spelling]:
+    """Values by name, and how those are spelt that would not be written so again."""
     found: dict[str, Any] = {}
+    spelling: Spelling = {}
     for pair in () if pairs is None else pairs.findall("KeyValueOfstringanyType"):
         key, value = child(pair, "Key"), child(pair, "Value")
         if key is None or value is None:
@@ -90,7 +92,9 @@ def _read_pairs(pairs: Element | None) -> dict[str, Any]:
             found[text_of(key)] = read_typed(value)
         except (ValueError, OverflowError) as mistake:
             raise bad(f"The value of the property '{text_of(key)}' is not valid: {mistake}.") from None
-    return found
+        if (kind := type_of(value)) in _LOSSY:
+            spelling[text_of(key)] = (kind, text_of(value).strip())
+    return found, spelling
 
 
 def write_rule(rule: Rule) -> str:
@@ -121,17 +125,17 @@ def _write_filter(condition: RuleFilter) -> str:
             texts = ((tag, getattr(condition, field)) for tag, field in _CORRELATION.items())
             content = "".join(f"<{tag}>{clean(text)}</{tag}>" for tag, text in texts if text is not None)
             if condition.properties:
-                content += element("Properties", _write_pairs(condition.properties))
+                content += element("Properties", _write_pairs(condition.properties, condition.spelling))
             return element("Filter", content, ' i:type="CorrelationFilter"')
 
 
 def _write_sql(expression: SqlExpression) -> str:
-    parameters = element("Parameters", _write_pairs(expression.parameters))
+    parameters = element("Parameters", _write_pairs(expression.parameters, expression.spelling))
     return element("SqlExpression", clean(expression.text)) + _LEVEL + parameters
 
 
-def _write_pairs(pairs: dict[str, Any]) -> str:
+def _write_pairs(pairs: dict[str, Any], spelling: Spelling) -> str:
     return "".join(
-        element("KeyValueOfstringanyType", element("Key", clean(key)) + write_typed(value))
+        element("KeyValueOfstringanyType", element("Key", clean(key)) + write_typed(value, spelling.get(key)))
         for key, value in pairs.items()
     )

@@ -185,7 +185,7 @@ def _rule(table: dict[str, Any], where: str) -> RuleSettings:
 def _correlation(given: Any, where: str) -> CorrelationFilter:
     if not isinstance(given, dict):
         raise EntitiesFileError(f"{where} must be a table")
-    _only(given, [f.name for f in fields(CorrelationFilter)], where)
+    _only(given, [f.name for f in fields(CorrelationFilter) if f.compare], where)
     for key, value in given.items():
         if key != "properties":
             _text(value, key, where)

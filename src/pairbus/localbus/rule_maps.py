@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any
 
-from ..domain.values import AmqpDecodeError, Described, Timestamp, ULong
-from .payload import plain
+from ..domain.sqlvalues import kind_of
+from ..domain.values import AmqpDecodeError, Described, Long, Timestamp, ULong, decode
+from .payload import encode_plain, plain
 from .settings import CorrelationFilter, FalseFilter, RuleFilter, RuleSettings, SqlExpression, TrueFilter
 
 # Descriptors of the described lists in which rules travel.
@@ -41,8 +41,11 @@ def read_rule(name: str, description: dict[Any, Any]) -> RuleSettings:
             )
             if parts.get(theirs) is not None
         }
-        properties = {str(k): _simple(v) for k, v in (parts.get("properties") or {}).items()}
-        chosen = CorrelationFilter(**texts, properties=properties)
+        mapped = parts.get("properties")
+        given = {str(k): v for k, v in mapped.items()} if isinstance(mapped, dict) else {}
+        properties = {k: _simple(v) for k, v in given.items()}
+        spelling = {k: ("long", str(int(v))) for k, v in given.items() if isinstance(v, Long)}
+        chosen = CorrelationFilter(**texts, properties=properties, spelling=spelling)
     elif "false-filter" in found:
         chosen = FalseFilter()
     action = None
@@ -54,7 +57,7 @@ def read_rule(name: str, description: dict[Any, Any]) -> RuleSettings:
 
 def _simple(value: Any) -> Any:
     found = plain(value)
-    if isinstance(found, (list, dict, Described)):
+    if found is not None and kind_of(found) is None:
         raise AmqpDecodeError("a correlation filter compares with simple values only")
     return found
 
@@ -70,7 +73,7 @@ def write_rule(rule: RuleSettings, created_at: float) -> Described:
         fields = [
             chosen.correlation_id, chosen.message_id, chosen.to, chosen.reply_to, chosen.label, chosen.session_id,
             chosen.reply_to_session_id, chosen.content_type,
-            {k: _amqp(v) for k, v in chosen.properties.items()},
+            {k: _amqp(v, chosen.spelling.get(k)) for k, v in chosen.properties.items()},
         ]  # fmt: skip
         filter = Described(_CORRELATION, fields)
     action = Described(_NO_ACTION, [])
@@ -80,9 +83,10 @@ def write_rule(rule: RuleSettings, created_at: float) -> Described:
     return Described(_RULE, [filter, action, rule.name, created])
 
 
-def _amqp(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return Timestamp(int(value.replace(tzinfo=value.tzinfo or timezone.utc).timestamp() * 1000))
-    if isinstance(value, Decimal):
-        return float(value)  # the value library cannot write decimals
-    return value
+def _amqp(value: Any, spelling: tuple[str, str] | None) -> Any:
+    """A value of a rule with its AMQP type; one that has none is text."""
+    if spelling is not None and spelling[0] == "long":
+        value = Long(value)
+    elif isinstance(value, Decimal):
+        value = float(value)  # the value library cannot write decimals
+    return decode(encode_plain(value))[0]

@@ -136,6 +136,10 @@ class HubSettings(_Checked):
             raise _bad("PartitionCount", self.partition_count, "1 to 1024")
 
 
+#: The type and the text of values in a rule as a client spelt them, by name: it reads back what it wrote.
+Spelling = dict[str, tuple[str, str]]
+
+
 @dataclass(frozen=True)
 class CorrelationFilter:
     """Equal in every field that is given; application properties compare by value."""
@@ -149,6 +153,7 @@ class CorrelationFilter:
     reply_to_session_id: str | None = None
     content_type: str | None = None
     properties: dict[str, Any] = field(default_factory=dict)
+    spelling: Spelling = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -157,6 +162,7 @@ class SqlExpression:
 
     text: str
     parameters: dict[str, Any] = field(default_factory=dict)
+    spelling: Spelling = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

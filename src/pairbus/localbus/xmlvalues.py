@@ -210,19 +210,28 @@ _READERS: dict[str, Callable[[str], Any]] = {
 }
 
 
+def type_of(element: Element) -> str:
+    """The type that its `i:type` names, without a prefix; nothing if it names none."""
+    return element.get("type", "").rsplit(":", 1)[-1]
+
+
 def read_typed(value: Element) -> Any:
     """A property's value by the type its `i:type` names; text if it names none."""
-    kind = value.get("type", "string").rsplit(":", 1)[-1]
+    kind = type_of(value) or "string"
     reader = _READERS.get(kind)
     if reader is None:
         raise ValueError(f"the type '{kind}' is not known")
     return reader(text_of(value))
 
 
-def write_typed(value: Any) -> str:
-    """A `Value` element; the prefixes are literal, since the JavaScript client reads them as text."""
+def write_typed(value: Any, spelling: tuple[str, str] | None = None) -> str:
+    """A `Value` element, of the type and text that are given or of its own; the prefixes are literal, since the
+    JavaScript client reads them as text.
+    """
     space, kind, text = XSD, "string", ""
-    if isinstance(value, bool):
+    if spelling is not None:
+        kind, text = spelling
+    elif isinstance(value, bool):
         kind, text = "boolean", write_boolean(value)
     elif isinstance(value, int):
         kind, text = "int" if -(2**31) <= value < 2**31 else "long", str(value)
