@@ -277,3 +277,22 @@ def test_values_of_rules_have_their_types(raw: RawClient, subscription: str, adm
     kept = {"when": 1000 * moment.timestamp(), "large": str(2**63 + 5), "whole": 7, "half": 0.5, "yes": True}
     assert first == kept
     assert [type(second[name]) for name in ("long", "int")] == [int, int32]
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        {"sql-filter": "1=2"},
+        {"sql-filter": {}},
+        {"correlation-filter": [1]},
+        {"correlation-filter": {"properties": [1]}},
+        {"correlation-filter": {"properties": {"a": [1]}}},
+        {"sql-rule-action": "SET a = 1"},
+    ],
+    ids=str,
+)
+def test_a_rule_that_is_not_understood_is_none(raw: RawClient, subscription: str, description: Any) -> None:
+    """It would take every message, or leave them as they are; the connection goes on."""
+    rule = {"rule-name": "odd", "rule-description": description}
+    assert raw.request(subscription, ADD_RULE, rule)[0] == 400
+    assert rules(raw, subscription) == ["$Default"]

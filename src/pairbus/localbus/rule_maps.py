@@ -20,13 +20,10 @@ def read_rule(name: str, description: dict[Any, Any]) -> RuleSettings:
     """A rule as `add-rule` carries it: maps of the filter and the action."""
     found = {str(key): value for key, value in description.items()}
     chosen: RuleFilter = TrueFilter()
-    if isinstance(found.get("sql-filter"), dict):
-        text = {str(k): v for k, v in found["sql-filter"].items()}.get("expression")
-        chosen = SqlExpression(str(text))
-        if str(text).replace(" ", "") == "1=1":
-            chosen = TrueFilter()
-    elif isinstance(found.get("correlation-filter"), dict):
-        parts = {str(k): v for k, v in found["correlation-filter"].items()}
+    if (sql := _map(found, "sql-filter")) is not None:
+        text = str(sql.get("expression"))
+        chosen = TrueFilter() if text.replace(" ", "") == "1=1" else SqlExpression(text)
+    elif (parts := _map(found, "correlation-filter")) is not None:
         texts = {
             ours: str(parts[theirs])
             for ours, theirs in (
@@ -41,18 +38,24 @@ def read_rule(name: str, description: dict[Any, Any]) -> RuleSettings:
             )
             if parts.get(theirs) is not None
         }
-        mapped = parts.get("properties")
-        given = {str(k): v for k, v in mapped.items()} if isinstance(mapped, dict) else {}
+        given = _map(parts, "properties") or {}
         properties = {k: _simple(v) for k, v in given.items()}
         spelling = {k: ("long", str(int(v))) for k, v in given.items() if isinstance(v, Long)}
         chosen = CorrelationFilter(**texts, properties=properties, spelling=spelling)
     elif "false-filter" in found:
         chosen = FalseFilter()
-    action = None
-    if isinstance(found.get("sql-rule-action"), dict):
-        text = {str(k): v for k, v in found["sql-rule-action"].items()}.get("expression")
-        action = None if text is None else SqlExpression(str(text))
-    return RuleSettings(name, chosen, action)
+    expression = (_map(found, "sql-rule-action") or {}).get("expression")
+    return RuleSettings(name, chosen, None if expression is None else SqlExpression(str(expression)))
+
+
+def _map(description: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """A map within a description; what is no map is not taken for a rule without it, which would take everything."""
+    found = description.get(name)
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        raise AmqpDecodeError(f"the '{name}' of a rule must be a map")
+    return {str(key): value for key, value in found.items()}
 
 
 def _simple(value: Any) -> Any:
