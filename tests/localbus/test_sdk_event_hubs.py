@@ -28,6 +28,7 @@ _HUBS = (
     "empty",
     "positions",
     "live",
+    "newest",
     "limits",
     "kept",
     "owners",
@@ -58,7 +59,7 @@ def _consumer(at: Place, hub: str) -> Any:
 
 
 async def read(
-    at: Place, hub: str, partition: str, count: int, start: Any = START, inclusive: bool = False
+    at: Place, hub: str, partition: str, count: int, start: Any = START, inclusive: bool = False, **more: Any
 ) -> list[EventData]:
     """The next so many events of a partition, through a consumer."""
     client, found, enough = _consumer(at, hub), [], asyncio.Event()
@@ -73,7 +74,7 @@ async def read(
     async def note_async(context: Any, event: EventData | None) -> None:
         note(context, event)
 
-    where = {"partition_id": partition, "starting_position": start, "starting_position_inclusive": inclusive}
+    where = {"partition_id": partition, "starting_position": start, "starting_position_inclusive": inclusive, **more}
     if at.kind == "sync":
         reading = asyncio.ensure_future(asyncio.to_thread(client.receive, note, **where))
     else:
@@ -257,6 +258,24 @@ async def test_a_consumer_gets_what_comes_while_it_waits(at: Place) -> None:
             sent += 1
             await asyncio.wait([waiting], timeout=0.2)
     assert texts(waiting.result())[0].startswith("new")
+
+
+@scenario()
+async def test_a_consumer_is_told_of_the_newest_event(at: Place) -> None:
+    """With each event, if it asked: the place of the last one of the partition, and when that was looked up."""
+    async with producer(at, "newest") as sender:
+        await sender.send_batch([EventData("0"), EventData("1")], partition_id="0")
+        about = await sender.get_partition_properties("0")
+    asking, silent = await asyncio.gather(
+        read(at, "newest", "0", 2, track_last_enqueued_event_properties=True), read(at, "newest", "0", 2)
+    )
+    for event in asking:
+        told = event.raw_amqp_message.delivery_annotations
+        assert told[b"last_enqueued_sequence_number"] == about["last_enqueued_sequence_number"] == 1
+        assert told[b"last_enqueued_offset"].decode() == about["last_enqueued_offset"]
+        assert told[b"last_enqueued_time_utc"] == round(1000 * about["last_enqueued_time_utc"].timestamp())
+        assert told[b"runtime_info_retrieval_time_utc"] >= told[b"last_enqueued_time_utc"]
+    assert not any(event.raw_amqp_message.delivery_annotations for event in silent)
 
 
 @scenario()

@@ -52,7 +52,7 @@ class AmqpConnection(asyncio.Protocol):
         self._deaf = False
         self._inbound = Inbound()
         self._outbound = Outbound(self._inbound)
-        self.formats = self._inbound.formats
+        self.formats, self.curious = self._inbound.formats, self._inbound.curious
         self._engine = Engine(server.broker.name, PROTON_FRAME)
         self._handlers: dict[Any, LinkHandler] = {}
         self._transport: asyncio.Transport | None = None

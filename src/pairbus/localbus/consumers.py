@@ -230,6 +230,7 @@ class HubConsumer(Outgoing):
         self.position = position
         self.group = group
         self.owner_level = owner_level
+        self._tells_newest = self.name.encode() in connection.curious
         connection.server.hub_readers.setdefault(partition, set()).add(self)
 
     def on_closed(self) -> None:
@@ -250,7 +251,9 @@ class HubConsumer(Outgoing):
                 break
             event = self.partition.events[self.position]
             self.position += 1
-            engine.send(self.link, self.position.to_bytes(8, "big"), event.delivered(), settled=True)
+            newest = self.partition.events[-1] if self._tells_newest else None
+            body = event.delivered(newest, self.connection.server.now())
+            engine.send(self.link, self.position.to_bytes(8, "big"), body, settled=True)
         else:
             self.finish_drain()
         self.connection.wants_output()

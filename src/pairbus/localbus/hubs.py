@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import NamedTuple
 
-from ..domain.values import Timestamp, encode
+from ..domain.values import Long, Timestamp, encode
 from . import conditions
 from .conditions import BusError
 from .message import Draft
@@ -21,14 +21,26 @@ class Event(NamedTuple):
     enqueued_at: float
     payload: bytes
 
-    def delivered(self) -> bytes:
-        """The event as a consumer gets it: what was sent, with its place in the log as annotations."""
+    def delivered(self, newest: Event | None = None, now: float = 0.0) -> bytes:
+        """The event as a consumer gets it: what was sent, with its place in the log as annotations.
+
+        With the place of its partition's `newest` event too, for a consumer that asked to be told.
+        """
         notes = {
             "x-opt-sequence-number": b"\x81" + self.sequence.to_bytes(8, "big"),
             "x-opt-offset": encode(str(self.offset)),
             "x-opt-enqueued-time": encode(Timestamp(int(self.enqueued_at * 1000))),
         }
-        return Parts.of(self.payload).with_annotations(dict(notes)).sent()
+        parts = Parts.of(self.payload).with_annotations(dict(notes))
+        if newest is not None:
+            told = {
+                "last_enqueued_sequence_number": encode(Long(newest.sequence)),
+                "last_enqueued_offset": encode(str(newest.offset)),
+                "last_enqueued_time_utc": encode(Timestamp(int(newest.enqueued_at * 1000))),
+                "runtime_info_retrieval_time_utc": encode(Timestamp(int(now * 1000))),
+            }
+            parts = parts.with_instructions(dict(told))
+        return parts.sent()
 
 
 class Partition:

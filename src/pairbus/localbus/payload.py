@@ -80,6 +80,10 @@ class Parts:
         flat = b"".join(raw[e.start : e.end] for e in sections.entries(raw, 0))
         return replace(self, annotations=flat, items=2 * len(sections.entries(raw, 0)))
 
+    def with_instructions(self, changes: dict[str, bytes | None]) -> Parts:
+        value = 0 if self.instructions else None
+        return replace(self, instructions=sections.with_entries(self.instructions, value, changes, Symbol))
+
     def with_time_to_live(self, milliseconds: bytes) -> Parts:
         listed = sections.with_fields(_listed(self.header), 0, {2: milliseconds})
         parts = [listed[a:b] for a, b in sections.fields(listed, 0)]

@@ -33,6 +33,8 @@ _FIELD_COUNT = {
 #: The place of a disposition's state, which Proton leaves out where there is none; and the role of who sent what
 #: it settles, which is us.
 _STATE, _OURS = 4, 0x42
+#: The place of an attach's desired capabilities, which Proton does not show, and the one that is known here.
+_DESIRED, _METRIC = 12, b"com.microsoft:enable-receiver-runtime-metric"
 _COMPOUNDS = (0xC0, 0xC1, 0xD0, 0xD1)
 _ARRAYS = (0xE0, 0xF0)
 MAX_LINKS = 5_000
@@ -61,10 +63,11 @@ class _Channel:
 
 class Inbound:
     """From the client to Proton. `formats` holds the message-format of deliveries that have one, by link and
-    tag."""
+    tag; `curious` the names of links that asked to be told, with each event, of their partition's newest."""
 
     def __init__(self) -> None:
         self.formats: dict[tuple[bytes, bytes], int] = {}
+        self.curious: set[bytes] = set()
         #: The largest frame that the client takes.
         self.max_frame = 0xFFFFFFFF
         self._rest = b""
@@ -172,11 +175,14 @@ class Inbound:
         state.names[handle] = name.encode()
         if role:
             state.receivers.add(handle)
+        wanted = _fields(data, count, first, _DESIRED + 1)[_DESIRED:]
+        if any(_METRIC in data[a:b] for a, b in wanted):
+            self.curious.add(name.encode())
 
     def _forget(self, state: _Channel, handle: object) -> None:
         """The link is gone, and what was half sent on it."""
         if isinstance(handle, int):
-            state.names.pop(handle, None)
+            self.curious.discard(state.names.pop(handle, b""))
             state.receivers.discard(handle)
             state.open_deliveries.pop(handle, None)
             self._end_format(state, handle)
