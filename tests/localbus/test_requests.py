@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from azure.servicebus.management import CorrelationRuleFilter, ServiceBusAdministrationClient
-from proton import Delivery, Message, int32, timestamp
+from proton import Condition, Delivery, Message, int32, symbol, timestamp
 
 from pairbus.domain import sections
 from pairbus.domain.values import decode
@@ -221,6 +221,26 @@ def test_more_messages_fit_into_a_reply_without_their_bodies(raw: RawClient, que
     assert len(peek(raw, queue)) < 5
     assert len(peek(raw, queue, **{"omit-message-body": True})) == 5
     assert len(raw.receive(raw.receiver(queue)).payload) > 200_000
+
+
+# --- settling ----------------------------------------------------------------------------------------------------
+
+
+def test_a_dead_letter_s_reason_of_another_type_keeps_it(raw: RawClient, queue: str) -> None:
+    """.NET's receiver lets any property be modified; a reason that is a time is a property and no reason."""
+    put(raw, queue, "a", "b")
+    link = raw.receiver(queue)
+    for reason in (timestamp(1_600_000_000_000), "text"):
+        received = raw.receive(link)
+        info = {symbol("DeadLetterReason"): reason, symbol("DeadLetterErrorDescription"): 5}
+        received.delivery.local.condition = Condition("com.microsoft:dead-letter", None, info)
+        assert raw.settle(link, received, Delivery.REJECTED) is None
+    found = [message.properties for message in peek(raw, f"{queue}/$DeadLetterQueue")]
+    assert [(each["DeadLetterReason"], each["DeadLetterErrorDescription"]) for each in found] == [
+        (timestamp(1_600_000_000_000), 5),
+        ("text", 5),
+    ]
+    assert type(found[0]["DeadLetterReason"]) is timestamp
 
 
 # --- rules -------------------------------------------------------------------------------------------------------

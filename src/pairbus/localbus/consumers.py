@@ -202,12 +202,11 @@ class Consumer(Outgoing):
         else:
             condition = lib.pn_disposition_condition(remote)
             info = _texts(engine.read(lib.pn_condition_info(condition)))
-            reason = info.pop("DeadLetterReason", None)
-            description = info.pop("DeadLetterErrorDescription", None)
+            reason, description = _take_text(info, "DeadLetterReason"), _take_text(info, "DeadLetterErrorDescription")
             if description is None and engine.text(lib.pn_condition_get_name(condition)) != conditions.DEAD_LETTER:
                 reason = reason or engine.text(lib.pn_condition_get_name(condition))
                 description = engine.text(lib.pn_condition_get_description(condition))
-            queue.dead_letter(tag, now, _text(reason), _text(description), info)
+            queue.dead_letter(tag, now, reason, description, info)
 
 
 class HubConsumer(Outgoing):
@@ -266,5 +265,6 @@ def _texts(properties: Any) -> dict[str, Any]:
     return {str(key): value for key, value in properties.items()}
 
 
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
+def _take_text(info: dict[str, Any], name: str) -> str | None:
+    """An entry, taken out; what is no text stays with the other properties, as it is."""
+    return str(info.pop(name)) if isinstance(info.get(name), str) else None
