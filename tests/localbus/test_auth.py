@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import socket
 import ssl
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -20,11 +22,13 @@ from azure.servicebus.exceptions import (
     ServiceBusError,
 )
 from azure.servicebus.management import AuthorizationRule, ServiceBusAdministrationClient
-from proton import Message
+from proton import ConnectionException, Message
+from proton.utils import BlockingConnection, LinkDetached
 
 from pairbus.localbus import LocalBus, LocalBusError
 from pairbus.localbus.auth import LISTEN, MANAGE, SEND, Authorizer, Key
 from pairbus.localbus.conditions import UNAUTHORIZED, BusError
+from tests.localbus import amqp_frames as amqp
 from tests.localbus.process_fixtures import (
     QUICK,
     Command,
@@ -94,6 +98,61 @@ def over_tls(bus: Command | LocalBus) -> dict[str, Any]:
 
 def url(bus: Command, path: str = "") -> str:
     return f"sb://{bus.host}:{bus.port}/{path}"
+
+
+# --- names and keys without tokens --------------------------------------------------------------------------
+
+
+def plain(bus: Command, name: str, key: str) -> BlockingConnection:
+    """A general AMQP client, which knows nothing of tokens."""
+    return BlockingConnection(
+        f"amqp://{bus.host}:{bus.port}",
+        user=name,
+        password=key,
+        allowed_mechs="PLAIN",
+        allow_insecure_mechs=True,
+        timeout=10,
+    )
+
+
+def test_a_general_client_shows_a_name_and_a_key(bus: Command) -> None:
+    """By SASL PLAIN, as the service takes them: then it may do what the key may, with every entity."""
+    with closing(plain(bus, "both", KEYS["both"])) as client:
+        sender = client.create_sender("signed")
+        sender.send(Message(body="hello"))
+        receiver = client.create_receiver("signed", credit=1)
+        assert receiver.receive().body == "hello"
+        receiver.accept()
+    with closing(plain(bus, "sender", KEYS["sender"])) as client:
+        client.create_sender("other")
+        with pytest.raises(LinkDetached, match="'Listen' claim"):
+            client.create_receiver("other")
+
+
+@pytest.mark.parametrize(("name", "key"), [("both", KEYS["sender"]), ("nobody", KEYS["both"]), ("", "")])
+def test_a_wrong_name_or_key_is_refused_by_sasl(bus: Command, name: str, key: str) -> None:
+    """Before anything else is said."""
+    with pytest.raises(ConnectionException, match="Authentication failed"):
+        plain(bus, name or " ", key or " ")
+
+
+def answer_to(bus: Command, mechanism: str) -> list[tuple[int, list[Any]]]:
+    """What the server says to a client that begins so, by performatives, until it has said what comes of it."""
+    with socket.create_connection((bus.host, bus.port), timeout=10) as client:
+        client.sendall(amqp.SASL_HEADER + amqp.sasl_init(mechanism))
+        said = b""
+        while b"\x00\x53\x44" not in said:
+            said += client.recv(4096) or b"\x00\x53\x44"
+    frames = [raw for raw in amqp.split_frames(said) if raw[:4] != b"AMQP"]
+    return [(code, list(fields)) for code, _, fields, _ in map(amqp.read_performative, frames)]
+
+
+def test_mechanisms_are_the_services(bus: Command) -> None:
+    """.NET's and Rust's SDKs choose MSSBCBS, and nothing else: it opens as much as ANONYMOUS does."""
+    for mechanism, outcome in {"MSSBCBS": 0, "ANONYMOUS": 0, "PLAIN": 1, "SCRAM-SHA-256": 1}.items():
+        (_, (offered, *_)), (_, (code, *_)) = answer_to(bus, mechanism)
+        assert list(offered) == ["MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL"]
+        assert code == outcome, mechanism
 
 
 # --- tokens, one by one ------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from tests.localbus import amqp_frames as amqp
 from tests.localbus.fuzz_frames import seeds
 
 BATCH = 0x80013700
+PLAIN = amqp.Symbol("PLAIN")
 
 
 def through(*frames: bytes) -> list[tuple[int, int, list[Any], bytes]]:
@@ -355,6 +356,21 @@ def test_an_open_comes_first_and_once() -> None:
         opened().feed(amqp.open_())
     with pytest.raises(FramingError, match="type 1"):
         opened().feed(amqp.sasl_init())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [(), (5,), (None, b"\0a\0b"), (PLAIN,), (PLAIN, "\0a\0b"), (PLAIN, b"\0\xff\0\xfe"), (PLAIN, b"a\0b\0c\0d")],
+    ids=str,
+)
+def test_a_login_that_cannot_be_read_is_left_to_proton(fields: tuple[Any, ...]) -> None:
+    """It refuses what it does not know; one that can be read, and is good, is told to it as ANONYMOUS."""
+    odd = amqp.frame(amqp.described(0x41, *fields), kind=1)
+    assert Inbound(lambda name, key: True).feed(odd) == odd
+    good = amqp.frame(amqp.described(0x41, PLAIN, b"\0name\0key"), kind=1)
+    told = Inbound(lambda name, key: (name, key) == ("name", "key")).feed(good)
+    assert b"ANONYMOUS" in told
+    assert b"key" not in told
 
 
 def test_an_unfinished_frame_waits() -> None:

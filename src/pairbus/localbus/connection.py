@@ -50,7 +50,7 @@ class AmqpConnection(asyncio.Protocol):
         #: Links whose attach a black hole has taken, and whether it has taken bytes.
         self.unanswered: dict[Any, str] = {}
         self._deaf = False
-        self._inbound = Inbound()
+        self._inbound = Inbound(lambda name, key: server.authorizer.log_in(self.grants, name, key))
         self._outbound = Outbound(self._inbound)
         self.formats, self.curious = self._inbound.formats, self._inbound.curious
         self._engine = Engine(server.broker.name, PROTON_FRAME)

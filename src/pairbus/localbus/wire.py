@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 
 from ..domain.values import AmqpDecodeError, UInt, compound, decode, encode, skip
+from .sasl import LogIn, offered, translated
 
 MAX_FRAME = 65_536
 _MAX_DEPTH = 16
@@ -65,7 +66,8 @@ class Inbound:
     """From the client to Proton. `formats` holds the message-format of deliveries that have one, by link and
     tag; `curious` the names of links that asked to be told, with each event, of their partition's newest."""
 
-    def __init__(self) -> None:
+    def __init__(self, log_in: LogIn = lambda name, key: False) -> None:
+        self._log_in = log_in
         self.formats: dict[tuple[bytes, bytes], int] = {}
         self.curious: set[bytes] = set()
         #: The largest frame that the client takes.
@@ -94,11 +96,11 @@ class Inbound:
                 if length > offset * 4:
                     if kind == 0:
                         new = self._look(data, pos, body, pos + length, channel)
-                        if new is not None:
-                            out += (data[kept:pos], new)
-                            kept = pos + length
                     else:
-                        self._look_at_sasl(data[body : pos + length], kind)
+                        new = self._look_at_sasl(data[body : pos + length], kind)
+                    if new is not None:
+                        out += (data[kept:pos], new)
+                        kept = pos + length
             except (FramingError, AmqpDecodeError) as error:
                 refused = FramingError(str(error))
                 refused.before = b"".join((*out, data[kept:pos]))
@@ -110,11 +112,12 @@ class Inbound:
         out.append(data[kept:pos])
         return b"".join(out)
 
-    def _look_at_sasl(self, body: bytes, kind: int) -> None:
+    def _look_at_sasl(self, body: bytes, kind: int) -> bytes | None:
         if kind != 1 or self._opened:
             raise FramingError(f"a frame of type {kind} is not allowed here")
         if len(body) > _SHORT:
             check_depth(body, 0)
+        return translated(body, self._log_in)
 
     def _look(self, data: bytes, start: int, body: int, end: int, channel: int) -> bytes | None:
         """Note what must be noted of a frame; a new frame if it has to be changed."""
@@ -291,6 +294,10 @@ class Outbound:
                 break
             elif kind == 0 and length > offset * 4:
                 out.append(self._whole(data, pos, pos + offset * 4, pos + length, channel))
+                pos += length
+                continue
+            elif kind == 1 and (mechanisms := offered(data[pos + offset * 4 : pos + length])) is not None:
+                out.append(mechanisms)
                 pos += length
                 continue
             out.append(data[pos : pos + length])
