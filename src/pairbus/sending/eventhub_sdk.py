@@ -42,7 +42,8 @@ from azure.eventhub.exceptions import (
 from ..bounded_credential import bounded
 from ..domain.cost import operations_of
 from ..options import Namespace
-from .sdk import Prepared, mend, port_of
+from .prepared import Prepared
+from .sdk import mend, port_of
 
 #: What a credential is asked to give a token for.
 TOKEN_SCOPE = JWT_TOKEN_SCOPE

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..errors import NotSupportedError, OptionError
 from ..options import Namespace
 from .parking import Parkable
-from .sdk import STANDARD_LIMIT, Prepared
+from .prepared import Prepared
+from .sdk import STANDARD_LIMIT
 from .sender import PairedSender, bound
 
 if TYPE_CHECKING:

@@ -28,12 +28,12 @@ from . import events
 from .classification import Meaning, condition_of, is_shortage, is_timeout, means
 from .errors import BacklogUnavailableError, NotParkableError
 from .lanes import Guard, Lane, Lanes
+from .prepared import Prepared
 from .provisioning import Provisioned
 from .sdk import (
     BATCH_OVERHEAD,
     MESSAGE_OVERHEAD,
     Destination,
-    Prepared,
     encoded_members,
     members,
     raw_batch,

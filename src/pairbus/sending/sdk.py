@@ -15,7 +15,6 @@ import logging
 import re
 import socket
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -41,6 +40,7 @@ from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
 from ..bounded_credential import bounded
 from ..domain.cost import UNIT, operations_of
 from ..options import Namespace
+from .prepared import Prepared
 
 #: The SDK's own, for what it would have logged.
 _LOGGER = logging.getLogger("azure.servicebus._servicebus_sender")
@@ -248,29 +248,6 @@ def shut(sender: Any) -> None:
 
 
 # --- messages ----------------------------------------------------------------------------------------------------
-
-
-class Prepared(ABC):
-    """What one call sends through another SDK than Service Bus's: one thing to send, of as many events as it has."""
-
-    #: How many events it has.
-    count: int
-
-    @abstractmethod
-    def members(self) -> list[Any]:
-        """The caller's events, one by one."""
-
-    @abstractmethod
-    def encoded(self) -> list[bytes]:
-        """Each event as it would be on the wire. Raises what its SDK raises for it."""
-
-    @abstractmethod
-    def billed(self) -> int:
-        """How many operations sending it is billed as."""
-
-    @abstractmethod
-    def rest(self, start: int) -> Prepared:
-        """The same without its first events."""
 
 
 def is_plain(message: Any) -> bool:
