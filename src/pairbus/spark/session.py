@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import py4j
+import pyspark
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
@@ -45,6 +48,8 @@ _SESSION = {
     # As numbers, not as the twelve bytes of old: quicker to write, and files can be left out by time.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
+#: Starts a Python process of Spark's in half the time.
+_QUICK_PYTHON = Path(__file__).with_name("quick-python")
 #: Stopping a query in the midst of a Python foreachBatch overflows a smaller stack.
 _DRIVER_STACK = "-Xss8m"
 #: No message passes through the JVM: it only conducts. The quick compiler alone halves what its start costs, and a
@@ -63,9 +68,10 @@ def spark_session(app_name: str, **config: str) -> SparkSession:
         return running or SparkSession.builder.getOrCreate()
     settings = {**_SESSION, **config}
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        # The executors' Python must be this one: it has pairbus, Proton and pyarrow in it.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         settings = {"spark.master": "local[*]", **_jvm_settings(settings), **settings}
+        if os.environ.get("PYSPARK_PYTHON") in (None, str(_QUICK_PYTHON)) and "spark.pyspark.python" not in settings:
+            # The executors' Python must be this one: it has pairbus, Proton and pyarrow in it.
+            os.environ["PYSPARK_PYTHON"] = _python(settings["spark.master"])
     builder = SparkSession.builder.appName(app_name)
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -95,6 +101,17 @@ def _jvm_settings(settings: Mapping[str, str]) -> dict[str, str]:
     is_local = settings.get("spark.master", "local").startswith("local")
     options = f"{_DRIVER_STACK} {_QUICK_START}" if is_local else _DRIVER_STACK
     return {"spark.driver.extraJavaOptions": options, **delta}
+
+
+def _python(master: str) -> str:
+    """This Python, for the processes that Spark starts; where it can be, by what starts it in half the time."""
+    installed = Path(sysconfig.get_path("purelib"))
+    # Only where Spark's own archives hold what is installed beside pairbus, and all happens on this machine.
+    is_known = all(Path(str(each.__file__)).parents[1] == installed for each in (pyspark, py4j))
+    if master.startswith("local") and "SPARK_HOME" not in os.environ and is_known and os.access(_QUICK_PYTHON, os.X_OK):
+        os.environ["PAIRBUS_PYTHON"] = sys.executable
+        return str(_QUICK_PYTHON)
+    return sys.executable
 
 
 def delta_jars() -> list[Path]:
