@@ -9,7 +9,7 @@ import sys
 import pytest
 from pyspark.sql import SparkSession
 
-from pairbus.spark.session import _QUICK_PYTHON, _python
+from pairbus.spark.session import _QUICK_PYTHON, _is_quicker
 
 
 def test_workers_are_this_python_without_sparks_archives(spark: SparkSession) -> None:
@@ -39,15 +39,53 @@ def test_other_folders_arguments_and_the_exit_code_are_passed_on() -> None:
     assert ran.stdout.strip().split("|") == [":".join(kept), "['two words', '*']", sys.executable]
 
 
+def test_without_knowing_which_python_it_is_none() -> None:
+    """Rather than another one, which may have no pairbus."""
+    environment = {name: value for name, value in os.environ.items() if name != "PAIRBUS_PYTHON"}
+    ran = subprocess.run([_QUICK_PYTHON, "-c", "print(1)"], env=environment, capture_output=True, text=True)
+    assert ran.returncode != 0
+    assert "PAIRBUS_PYTHON" in ran.stderr
+    assert not ran.stdout
+
+
 @pytest.mark.parametrize(
-    ("master", "home"),
-    [("spark://somewhere:7077", None), ("local[2]", "/opt/spark")],
-    ids=["a cluster", "its own Spark"],
+    ("master", "variables"),
+    [
+        ("spark://somewhere:7077", {}),
+        ("local[2]", {"SPARK_HOME": "/opt/spark"}),
+        ("local[2]", {"PYSPARK_PYTHON": "/opt/python"}),
+    ],
+    ids=["a cluster", "a Spark of its own", "a Python of its own"],
 )
-def test_elsewhere_it_is_python_itself(master: str, home: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elsewhere_it_is_python_itself(master: str, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Executors of other machines have no such file, and another Spark's archives are not what is installed here."""
     monkeypatch.delenv("SPARK_HOME", raising=False)
-    assert _python("local[*]") == str(_QUICK_PYTHON)
-    if home is not None:
-        monkeypatch.setenv("SPARK_HOME", home)
-    assert _python(master) == sys.executable
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    assert _is_quicker({"spark.master": "local[*]"})
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert not _is_quicker({"spark.master": master})
+
+
+_AFTER_ANOTHER = """
+import os, sys
+from pyspark.sql import SparkSession
+from pairbus.spark.session import _jvm_settings, spark_session
+quiet = {"spark.ui.enabled": "false", "spark.master": "local[1]"}
+builder = SparkSession.builder
+for name, value in (quiet | _jvm_settings(quiet)).items():
+    builder = builder.config(name, value)
+builder.getOrCreate().stop()
+spark = spark_session("another", **quiet)
+look = lambda _: __import__("sys").executable
+assert spark.sparkContext.parallelize([0], 1).map(look).first() == sys.executable
+assert os.environ["PYSPARK_PYTHON"] == sys.executable
+spark.stop()
+"""
+
+
+def test_in_a_jvm_that_was_there_before() -> None:
+    """As in a notebook that had a session of its own: the JVM has the variables of then."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYSPARK_PYTHON", "SPARK_HOME")}
+    ran = subprocess.run([sys.executable, "-c", _AFTER_ANOTHER], env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]

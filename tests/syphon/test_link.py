@@ -415,7 +415,7 @@ def test_trouble_with_tokens_is_no_messages_fault(
     queue = pair.queue()
     backlog.park(queue, *(encoded("x", session=f"s{number}") for number in range(4)))
     with Peer(**trouble) as peer:
-        summary = backlog.drain(primary=_like(peer.namespace, pair.name), budget=2.0)
+        summary = backlog.drain(primary=_like(peer.namespace, pair.name), budget=20.0)
     assert (summary.held, summary.dead_lettered, summary.delivered) == (4, 0, 0)
     assert said in summary.held_for[0].reason
     assert ("not let in" in (summary.error or "")) == is_locked_out
@@ -427,7 +427,7 @@ def test_without_a_token_for_what_is_not_there(pair: Pair, backlog: Backlog) -> 
     """That there is no such entity may be said where a token is put for it: its messages are dead-lettered."""
     backlog.park("q", encoded("x"), encoded("y"))
     with Peer(grant=404) as peer:
-        summary = backlog.drain(primary=_like(peer.namespace, pair.name), budget=5.0)
+        summary = backlog.drain(primary=_like(peer.namespace, pair.name), budget=20.0)
     assert (summary.dead_lettered, summary.held) == (2, 0)
 
 

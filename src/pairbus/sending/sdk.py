@@ -116,6 +116,8 @@ def _ready_to_encode(message: Any) -> Any:
 
 def _as_raised_by(sender: Any, error: Exception) -> Exception:
     """What the SDK's sender makes of an error; of most it raises something itself."""
+    if isinstance(error, (ImportError, StopIteration)):
+        return error
     if isinstance(error, TimeoutError):
         error = OperationTimeoutError(message="Send operation timed out")
     elif isinstance(error, MessageException):

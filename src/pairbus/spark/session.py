@@ -67,19 +67,47 @@ def spark_session(app_name: str, **config: str) -> SparkSession:
     if running is not None or "DATABRICKS_RUNTIME_VERSION" in os.environ:
         return running or SparkSession.builder.getOrCreate()
     settings = {**_SESSION, **config}
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        spark = _made(app_name, settings)
+    else:
         settings = {"spark.master": "local[*]", **_jvm_settings(settings), **settings}
-        if os.environ.get("PYSPARK_PYTHON") in (None, str(_QUICK_PYTHON)) and "spark.pyspark.python" not in settings:
-            # The executors' Python must be this one: it has pairbus, Proton and pyarrow in it.
-            os.environ["PYSPARK_PYTHON"] = _python(settings["spark.master"])
-    builder = SparkSession.builder.appName(app_name)
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+        # The executors' Python must be this one: it has pairbus, Proton and pyarrow in it.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        spark = _made_with_quick_python(app_name, settings) if _is_quicker(settings) else _made(app_name, settings)
     if not has_delta(spark):
         spark.stop()
         raise OptionError(f"Delta is not there: spark-submit needs --packages {DELTA}, or --jars with its files")
     return spark
+
+
+def _made(app_name: str, settings: Mapping[str, str]) -> SparkSession:
+    builder = SparkSession.builder.appName(app_name)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _is_quicker(settings: Mapping[str, str]) -> bool:
+    """Whether `_QUICK_PYTHON` may start this Python: only where Spark's archives hold what is installed beside pairbus,
+    nobody has named a Python or a Spark of theirs, and all happens on this machine."""
+    installed = Path(sysconfig.get_path("purelib"))
+    return (
+        settings["spark.master"].startswith("local")
+        and os.environ["PYSPARK_PYTHON"] == sys.executable
+        and "SPARK_HOME" not in os.environ
+        and all(Path(str(each.__file__)).parents[1] == installed for each in (pyspark, py4j))
+        and os.name == "posix"
+        and os.access(_QUICK_PYTHON, os.X_OK)
+    )
+
+
+def _made_with_quick_python(app_name: str, settings: Mapping[str, str]) -> SparkSession:
+    """The variable is for this session alone: whatever else this process starts is to start Python itself."""
+    os.environ["PYSPARK_PYTHON"] = str(_QUICK_PYTHON)
+    try:
+        return _made(app_name, {**settings, "spark.executorEnv.PAIRBUS_PYTHON": sys.executable})
+    finally:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
 
 
 def has_delta(spark: SparkSession) -> bool:
@@ -101,17 +129,6 @@ def _jvm_settings(settings: Mapping[str, str]) -> dict[str, str]:
     is_local = settings.get("spark.master", "local").startswith("local")
     options = f"{_DRIVER_STACK} {_QUICK_START}" if is_local else _DRIVER_STACK
     return {"spark.driver.extraJavaOptions": options, **delta}
-
-
-def _python(master: str) -> str:
-    """This Python, for the processes that Spark starts; where it can be, by what starts it in half the time."""
-    installed = Path(sysconfig.get_path("purelib"))
-    # Only where Spark's own archives hold what is installed beside pairbus, and all happens on this machine.
-    is_known = all(Path(str(each.__file__)).parents[1] == installed for each in (pyspark, py4j))
-    if master.startswith("local") and "SPARK_HOME" not in os.environ and is_known and os.access(_QUICK_PYTHON, os.X_OK):
-        os.environ["PAIRBUS_PYTHON"] = sys.executable
-        return str(_QUICK_PYTHON)
-    return sys.executable
 
 
 def delta_jars() -> list[Path]:

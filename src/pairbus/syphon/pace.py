@@ -148,7 +148,7 @@ class LockClock:
             self.longest = max(self.seconds, min(seems, self._LONGEST))
             self._offset = seems - self.seconds
         # More than that says that this machine's clock was set back meanwhile.
-        return min(locked_until / 1000 - self.now(now), most)
+        return min(locked_until / 1000 - self.now(now), self.seconds)
 
     def since(self, when: int, now: float) -> float:
         """Seconds since a time (in milliseconds since 1970), by both clocks: the service's is only known as well as it

@@ -72,8 +72,7 @@ class Pass:
         self._books = Books(writer, self._settle, self._not_written)
         self._locks = LockClock()
         self._silence = Silence(self._loop, self._turn)
-        self._ending = False
-        self._ending_since: float | None = None
+        self._ending, self._ending_since = False, 0.0
         self._failed: str | None = None
         #: Whether it has come to the end of what it is to empty; whether nothing of that is left.
         self._is_through = self.found_empty = False
@@ -209,8 +208,7 @@ class Pass:
 
     def _end(self, receiver: Receiver, now: float) -> None:
         """Take nothing more; the pass is over when what is in flight has come to its end."""
-        if self._ending_since is None:
-            self._ending_since = now
+        self._ending_since = self._ending_since or now
         if now - self._ending_since > _ENDING_SECONDS:
             for destination in self._routes.destinations:
                 destination.failed(LinkError(None, "the syphon is to stop"))
@@ -394,7 +392,9 @@ class Pass:
         receiver = self._receiver
         if receiver is not None and receiver.closed is None and (due := self._held.due(now)):
             self._abandon(receiver, due)
-            if now - self._moved_at > self._locks.seconds and not self._ending:  # they come again, and nothing else
+            # They come again, and nothing else; but for so few a second that the next is yet to come.
+            patience = max(self._locks.seconds, 2 / (self._options.max_rate or 1.0))
+            if now - self._moved_at > patience and not self._ending:
                 self._failed = self._failed or self._held.describe(due)
                 self._ending = True
 

@@ -280,16 +280,25 @@ class Service:
         return done
 
     def _drained(self, queues: Mapping[int, DrainOptions]) -> list[QueueSummary]:
-        draining = self._drain_all(queues)
+        found: dict[int, QueueSummary] = {}
+        draining = self._drain_all(queues, found)
         try:
-            return asyncio.run(draining)
+            asyncio.run(draining)
         except (OSError, RuntimeError) as short:  # this process is, of files or of threads
-            return [QueueSummary(index, error=describe(short)) for index in queues]
+            if "event loop" in str(short):
+                raise  # it is called from within one
+            log.warning("a round was cut short: %s", describe(short), exc_info=True)
+            for index in queues.keys() - found.keys():
+                found[index] = QueueSummary(index, error=describe(short))
         finally:
             draining.close()  # it was not begun if no loop could be had for it
+        return list(found.values())
 
-    async def _drain_all(self, queues: Mapping[int, DrainOptions]) -> list[QueueSummary]:
-        return list(await asyncio.gather(*(self._drain_one(index, options) for index, options in queues.items())))
+    async def _drain_all(self, queues: Mapping[int, DrainOptions], found: dict[int, QueueSummary]) -> None:
+        async def drain(index: int, options: DrainOptions) -> None:
+            found[index] = await self._drain_one(index, options)
+
+        await asyncio.gather(*(drain(index, options) for index, options in queues.items()))
 
     async def _drain_one(self, index: int, options: DrainOptions) -> QueueSummary:
         journal = open_journal(join(self._journal, self._run), Head(self._primary.name, index, batch=self._rounds))
