@@ -67,6 +67,20 @@ def test_elsewhere_it_is_python_itself(master: str, variables: dict[str, str], m
     assert not _is_quicker({"spark.master": master})
 
 
+_LOOK = """
+look = lambda _: __import__("sys").executable
+assert spark.sparkContext.parallelize([0], 1).map(look).first() == sys.executable
+from pairbus.spark.source import BacklogSource
+spark.dataSource.register(BacklogSource)  # for which Spark asks Python, too, what sources there are
+assert os.environ["PYSPARK_PYTHON"] == sys.executable
+assert "PAIRBUS_PYTHON" not in os.environ
+spark.stop()
+"""
+_FIRST = """
+import os, sys
+from pairbus.spark.session import spark_session
+spark = spark_session("first", **{"spark.ui.enabled": "false", "spark.master": "local[1]"})
+"""
 _AFTER_ANOTHER = """
 import os, sys
 from pyspark.sql import SparkSession
@@ -77,15 +91,14 @@ for name, value in (quiet | _jvm_settings(quiet)).items():
     builder = builder.config(name, value)
 builder.getOrCreate().stop()
 spark = spark_session("another", **quiet)
-look = lambda _: __import__("sys").executable
-assert spark.sparkContext.parallelize([0], 1).map(look).first() == sys.executable
-assert os.environ["PYSPARK_PYTHON"] == sys.executable
-spark.stop()
 """
 
 
-def test_in_a_jvm_that_was_there_before() -> None:
-    """As in a notebook that had a session of its own: the JVM has the variables of then."""
+@pytest.mark.parametrize("program", [_FIRST, _AFTER_ANOTHER], ids=["its own JVM", "a JVM that was there before"])
+def test_every_process_finds_its_python(program: str) -> None:
+    """Also those that Spark starts for itself; and in a JVM that has the variables of another session's time, as in a
+    notebook."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYSPARK_PYTHON", "SPARK_HOME")}
-    ran = subprocess.run([sys.executable, "-c", _AFTER_ANOTHER], env=environment, capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, "-c", program + _LOOK], env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-2000:]
+    assert "PAIRBUS_PYTHON" not in ran.stderr

@@ -102,12 +102,14 @@ def _is_quicker(settings: Mapping[str, str]) -> bool:
 
 
 def _made_with_quick_python(app_name: str, settings: Mapping[str, str]) -> SparkSession:
-    """The variable is for this session alone: whatever else this process starts is to start Python itself."""
-    os.environ["PYSPARK_PYTHON"] = str(_QUICK_PYTHON)
+    """The variables are for this session and its JVM: whatever else this process starts is to start Python itself."""
+    os.environ |= {"PYSPARK_PYTHON": str(_QUICK_PYTHON), "PAIRBUS_PYTHON": sys.executable}
     try:
+        # A JVM that was there before knows them from the session alone.
         return _made(app_name, {**settings, "spark.executorEnv.PAIRBUS_PYTHON": sys.executable})
     finally:
         os.environ["PYSPARK_PYTHON"] = sys.executable
+        del os.environ["PAIRBUS_PYTHON"]
 
 
 def has_delta(spark: SparkSession) -> bool:
