@@ -441,15 +441,20 @@ def test_a_deleted_entity_becomes_unusable_and_heals_when_it_is_back(pair: Pair)
     assert len(pair.told("failed back")) == 1
 
 
-def test_a_disabled_entity_becomes_unusable_and_may_be_down_again(pair: Pair) -> None:
-    """Disabled by its owner: the SDK's error. If then the namespace is down it parks again: it may be mended there."""
+def disabled(pair: Pair) -> tuple[str, PairedSender]:
+    """A queue that was found disabled when its outage was over, and a sender to it."""
     queue = pair.queue()
-    bus = pair.pairing(ping_primary_interval=INTERVAL)
-    sender = bus.get_queue_sender(queue)
+    sender = pair.pairing(ping_primary_interval=INTERVAL).get_queue_sender(queue)
     fault = take_down(pair, sender)
     pair.update_queue(queue, status="Disabled")
     pair.primary.faults.clear(fault)
     await_state(sender, "unusable")
+    return queue, sender
+
+
+def test_a_disabled_entity_becomes_unusable_and_may_be_down_again(pair: Pair) -> None:
+    """Disabled by its owner: the SDK's error. If then the namespace is down it parks again: it may be mended there."""
+    queue, sender = disabled(pair)
     assert_refused(pair, sender, MessagingEntityDisabledError)
     pair.primary.kill()
     await_state(sender, "failed over")
@@ -466,13 +471,7 @@ def test_an_entity_that_is_unusable_stays_so_while_pings_say_nothing_of_it(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
     """A throttled namespace, or a process that can make no ping, is no outage: what was refused is not parked for."""
-    queue = pair.queue()
-    bus = pair.pairing(ping_primary_interval=INTERVAL)
-    sender = bus.get_queue_sender(queue)
-    fault = take_down(pair, sender)
-    pair.update_queue(queue, status="Disabled")
-    pair.primary.faults.clear(fault)
-    await_state(sender, "unusable")
+    queue, sender = disabled(pair)
     told = len(pair.told("ping failed"))
     with monkeypatch.context() as patched:
         if trouble == "throttled":
@@ -480,7 +479,7 @@ def test_an_entity_that_is_unusable_stays_so_while_pings_say_nothing_of_it(
         else:
             patched.setattr(sender._entity, "_ping", lambda: (_ for _ in ()).throw(MemoryError()))
         wait_until(lambda: len(pair.told("ping failed")) >= told + 2)
-        assert bus.status().entities[queue].state == "unusable"
+        assert state(sender) == "unusable"
     pair.primary.faults.clear()
     pair.update_queue(queue, status="Active")
     await_state(sender, "available")

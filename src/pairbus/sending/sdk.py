@@ -2,9 +2,9 @@
 
 The SDK never shows the bytes of a message. Some of its inner parts are used here and nowhere else: its encoder and its
 tracing, so that a parked message is the one that would have been sent, and the list of encoded messages inside a batch,
-so that parked bytes are sent by the SDK's own sender as they are. Its connections are reached into to cut them (while
-TLS shakes hands, too), to tend them, and to hear why a token was refused. `tests/sending/test_sdk.py` pins all of it,
-`test_silent_tls.py` the handshake.
+so that parked bytes are sent by the SDK's own sender as they are; and the innermost part of that sender, for pace. Its
+connections are reached into to cut them (while TLS shakes hands, too), to tend them, and to hear why a token was
+refused. `tests/sending/test_sdk.py` pins all of it, `test_silent_tls.py` the handshake.
 """
 
 from __future__ import annotations
