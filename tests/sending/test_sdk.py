@@ -281,6 +281,18 @@ def test_what_the_sdk_does_not_send_is_refused_as_it_refuses_it(pair: Pair) -> N
     assert pair.bodies(queue) == ["0", "1", "unanswered"]
 
 
+def test_what_a_credential_cannot_import_is_no_outage(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK raises it as it is; also where a token is renewed while a link is open."""
+    with sdk.service_bus_client(pair.primary_namespace(), 60) as client, sdk.sender_to(client, pair.queue()) as sender:
+
+        def renew(*args: Any, **named: Any) -> None:
+            raise ImportError("no module named credentials")
+
+        monkeypatch.setattr(sender._handler, "_send_message_impl", renew)
+        with pytest.raises(ImportError, match="no module named credentials"):
+            sender.send_messages(ServiceBusMessage("x"), timeout=5)
+
+
 def test_a_raw_batch_is_not_refused_for_its_size() -> None:
     """The limit is reckoned by pairbus: what it hands over is sent."""
     batch = sdk.raw_batch([b"x" * 3_000_000])

@@ -384,6 +384,25 @@ def test_a_round_for_which_this_process_is_short_of_something_is_not_the_last(
     assert pair.arrived(queue) == 3
 
 
+def test_a_round_that_is_cut_short_at_its_end_keeps_what_it_moved(
+    pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop's own farewell may need a thread that is not to be had."""
+    queue = pair.queue()
+    backlog.park(queue, *numbered(3))
+    run = service_module.asyncio.run
+
+    def short(main: Any) -> Any:
+        run(main)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(service_module.asyncio, "run", short)
+    done = Service(pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path)).once()
+    assert done.moved == 3
+    assert not done.errors
+    assert pair.arrived(queue) == 3
+
+
 def test_a_journal_that_cannot_be_closed_for_want_of_a_thread(
     pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
