@@ -1,35 +1,58 @@
-"""The house: who may import whom."""
+"""The layers: which package may import which, at any depth of folders."""
 
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "pairbus"
-MODULES = sorted(SOURCE.rglob("*.py"))
-#: What the domain must not know of: I/O, threads, clocks of its own, SDKs, engines.
-WORLD = {"asyncio", "socket", "ssl", "sqlite3", "threading", "time", "azure", "proton", "cproton_ffi", "pyspark", "h11"}
-#: Modules of localbus that decide and do nothing else.
-PURE = {
-    "queues",
-    "holding",
-    "sessions",
-    "topics",
-    "deadlines",
-    "locks",
-    "message",
-    "payload",
-    "hubs",
-    "faults",
-    "effects",
+#: I/O, threads, clocks, SDKs and engines.
+WORLD = frozenset(
+    {"asyncio", "socket", "ssl", "sqlite3", "threading", "time", "azure", "proton", "cproton_ffi", "pyspark", "h11"}
+)
+ENGINES = frozenset({"pyspark", "proton", "cproton_ffi", "pyarrow"})
+#: Modules that every package but the domain and localbus may import.
+SHARED = frozenset({"domain", "errors", "options", "administration", "bounded_credential", "telling"})
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The rule for one package, or one module beside the packages: what it may import."""
+
+    #: Packages and top-level modules of pairbus, besides its own.
+    may_import: frozenset[str] = frozenset()
+    #: Top-level packages of others that it must not import.
+    refuses: frozenset[str] = frozenset()
+
+
+LAYERS = {
+    "domain": Layer(refuses=WORLD),
+    "localbus": Layer(frozenset({"domain"})),
+    "sending": Layer(SHARED, refuses=ENGINES | {"lark"}),
+    "syphon": Layer(SHARED | {"config"}, refuses=frozenset({"pyspark"})),
+    "spark": Layer(SHARED | {"config", "syphon"}),
+    # The command line starts every part, and imports a part when it is asked for.
+    "cli": Layer(SHARED | {"config", "syphon", "localbus"}),
 }
+#: All that lies beside the packages: options, errors, configuration. `pairbus` itself offers the sender.
+BESIDE = Layer(SHARED | {"checking", "config", "references", "sending", "cost"}, refuses=ENGINES)
+#: Modules of localbus that decide and do no I/O.
+PURE = {
+    "queues", "holding", "sessions", "topics", "deadlines", "locks", "message", "payload", "hubs", "faults", "effects",
+}  # fmt: skip
 
 
-def imported(path: Path) -> set[str]:
-    """Absolute names of everything a module imports, wherever in it."""
-    package = ["pairbus", *path.relative_to(SOURCE).parts[:-1]]
+def layer_of(path: Path, source: Path = SOURCE) -> str:
+    """Return the package under `pairbus` that holds the module, or the module's own name if it lies beside them."""
+    return path.relative_to(source).parts[0].removesuffix(".py")
+
+
+def imported(path: Path, source: Path = SOURCE) -> set[str]:
+    """Return the absolute name of everything that a module imports, inside functions too."""
+    package = ["pairbus", *path.relative_to(source).parts[:-1]]
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -41,75 +64,48 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if p.parent.name == "domain"], ids=lambda p: p.stem)
-def test_the_domain_knows_nothing_of_the_world(path: Path) -> None:
-    """No I/O, no SDK, no clock, and no other folder of pairbus."""
-    names = imported(path)
-    assert not {name.partition(".")[0] for name in names} & WORLD
-    assert all(name.startswith("pairbus.domain") for name in names if name.startswith("pairbus"))
+def violations(path: Path, source: Path = SOURCE) -> set[str]:
+    """Return the imports that a module's layer does not allow."""
+    here = layer_of(path, source)
+    layer = LAYERS.get(here, BESIDE)
+    refused = layer.refuses | (WORLD if here == "localbus" and path.stem in PURE else frozenset())
+    allowed = layer.may_import | {here}
+    found = set()
+    for name in imported(path, source):
+        first, _, rest = name.partition(".")
+        if first in refused:
+            found.add(name)
+        elif first == "pairbus" and rest and rest.partition(".")[0] not in allowed and not rest.startswith("_"):
+            found.add(name)
+    return found
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if p.parent.name == "localbus"], ids=lambda p: p.stem)
-def test_localbus_stands_alone(path: Path) -> None:
-    """It shares the domain and nothing else; its entity logic does no I/O."""
-    names = imported(path)
-    ours = {name for name in names if name.startswith("pairbus.")}
-    assert all(name.startswith(("pairbus.domain", "pairbus.localbus")) for name in ours)
-    if path.stem in PURE:
-        assert not {name.partition(".")[0] for name in names} & WORLD
-
-
-@pytest.mark.parametrize("path", [p for p in MODULES if p.parent.name == "sending"], ids=lambda p: p.stem)
-def test_sending_knows_the_domain_and_no_engine(path: Path) -> None:
-    """A service that only sends needs the SDK and nothing else: no Spark, no Proton, nothing of the syphon."""
-    names = imported(path)
-    assert not {name.partition(".")[0] for name in names} & {"pyspark", "proton", "cproton_ffi", "pyarrow", "lark"}
-    ours = {name for name in names if name.startswith("pairbus.")}
-    homes = ("domain", "sending", "errors", "options", "administration", "bounded_credential", "telling")
-    homes = tuple(f"pairbus.{home}" for home in homes)
-    assert all(name.startswith(homes) for name in ours)
-
-
-@pytest.mark.parametrize("path", [p for p in MODULES if p.parent.name == "syphon"], ids=lambda p: p.stem)
-def test_the_syphon_knows_neither_spark_nor_the_sender(path: Path) -> None:
-    """It moves messages in any process: no Spark, no localbus, nothing of the paired sender."""
-    names = imported(path)
-    assert "pyspark" not in {name.partition(".")[0] for name in names}
-    ours = {name for name in names if name.startswith("pairbus.")}
-    homes = ("domain", "syphon", "errors", "options", "administration", "config", "bounded_credential", "telling")
-    homes = tuple(f"pairbus.{home}" for home in homes)
-    assert all(name.startswith(homes) for name in ours)
-
-
-@pytest.mark.parametrize("path", [p for p in MODULES if p.parent.name == "spark"], ids=lambda p: p.stem)
-def test_spark_runs_the_syphon_and_knows_no_broker(path: Path) -> None:
-    """The adapter to Spark: it knows the syphon and its configuration, nothing of the sender or of localbus."""
-    ours = {name for name in imported(path) if name.startswith("pairbus.")}
-    homes = (
-        "pairbus.domain",
-        "pairbus.syphon",
-        "pairbus.spark",
-        "pairbus.config",
-        "pairbus.errors",
-        "pairbus.options",
-        "pairbus.administration",
-        "pairbus.telling",
-    )
-    assert all(name.startswith(homes) for name in ours)
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_module_imports_only_what_its_layer_may(path: Path) -> None:
+    """Each layer keeps to the packages named for it, and the domain and localbus's entity logic do no I/O."""
+    assert violations(path) == set()
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in MODULES if p.parent == SOURCE and p.name != "cli.py"], ids=lambda p: p.stem
-)
-def test_what_all_share_knows_none_of_them(path: Path) -> None:
-    """Options, errors and the like do not import Spark or the syphon; the package itself offers the sender."""
-    names = imported(path)
-    assert not {name.partition(".")[0] for name in names} & {"pyspark", "proton", "cproton_ffi", "pyarrow"}
-    others = ("pairbus.syphon", "pairbus.spark", "pairbus.localbus")
-    assert not any(name.startswith(others) for name in names)
-
-
-def test_nothing_else_imports_localbus() -> None:
-    """Only the command line may, and it does so when it is asked for it."""
-    others = [p for p in MODULES if p.parent.name != "localbus" and p.name != "cli.py"]
-    assert [p for p in others if any(name.startswith("pairbus.localbus") for name in imported(p))] == []
+    ("place", "text", "wrong"),
+    [
+        ("domain/amqp/deep/clock.py", "import time", {"time"}),
+        ("domain/amqp/deep/reader.py", "from ...health import x", set()),  # three dots end inside the domain
+        ("domain/one.py", "from ..options import Namespace", {"pairbus.options", "pairbus.options.Namespace"}),
+        ("domain/a/two.py", "from ...options import Namespace", {"pairbus.options", "pairbus.options.Namespace"}),
+        ("localbus/rest/deep/page.py", "import pairbus.syphon.drain", {"pairbus.syphon.drain"}),
+        ("localbus/entities/queues.py", "import sqlite3", {"sqlite3"}),
+        ("sending/sdk/deep/fast.py", "def f():\n    import proton", {"proton"}),
+        ("sending/sdk/home.py", "from pairbus.syphon import x", {"pairbus.syphon", "pairbus.syphon.x"}),
+        ("syphon/drain/deep/table.py", "from pyspark.sql import Row", {"pyspark.sql", "pyspark.sql.Row"}),
+        ("syphon/drain/bus.py", "from pairbus.localbus import LocalBus", {"pairbus.localbus", "pairbus.localbus.LocalBus"}),
+        ("spark/deep/sender.py", "import pairbus.sending.sender", {"pairbus.sending.sender"}),
+        ("options/deep/ledger.py", "import pyarrow", {"pyarrow"}),
+    ],
+)  # fmt: skip
+def test_a_nested_module_in_the_wrong_place_is_found(place: str, text: str, wrong: set[str], tmp_path: Path) -> None:
+    """Depth is no way out: a module belongs to the first folder under `pairbus`, however deep it lies."""
+    module = tmp_path / place
+    module.parent.mkdir(parents=True)
+    module.write_text(text)
+    assert violations(module, tmp_path) == wrong
