@@ -48,9 +48,9 @@ def attach(connection: AmqpConnection, link: Any) -> LinkHandler | None:
     address = locate(text, connection.server.broker)
     if address.entity.lower() == "$management":  # how Event Hubs is asked: each request names its hub
         return _node(connection, link, incoming, "$management")
-    path = address.place
+    path = address.full_path
     faults = connection.server.faults
-    if faults.is_silent(path):
+    if faults.is_black_hole(path):
         connection.unanswered[link] = path
         return None
     right = None if address.management else SEND if incoming else LISTEN
@@ -161,7 +161,7 @@ class SessionWaiter:
         server = self._connection.server
         if self._cancelled or not self._connection.alive:
             return True
-        if server.faults.is_silent(self._path):
+        if server.faults.is_black_hole(self._path):
             return False
         try:
             server.broker.check_receive(self.queue)
@@ -206,7 +206,7 @@ class SessionWaiter:
         if self._cancelled or not self._connection.alive:
             return
         self._cancelled = True
-        if self._connection.server.faults.is_silent(self._path):
+        if self._connection.server.faults.is_black_hole(self._path):
             self._connection.unanswered[self._link] = self._path
         else:
             refuse_attach(self._link, error)

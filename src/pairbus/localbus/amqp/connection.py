@@ -15,7 +15,7 @@ from pairbus.domain.amqp.codec import AmqpDecodeError
 from pairbus.localbus import bus_errors as conditions
 from pairbus.localbus.auth import Grant, unauthorized
 from pairbus.localbus.bus_errors import BusError
-from pairbus.localbus.faults.latency_pipe import Way
+from pairbus.localbus.faults.latency_pipe import LatencyPipe
 
 from . import engine
 from .attach import attach
@@ -60,7 +60,7 @@ class AmqpConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._unread = b""
         #: What added latency holds up; and whether the socket takes nothing more.
-        self._coming, self._going = Way(server.loop), Way(server.loop)
+        self._coming, self._going = LatencyPipe(server.loop), LatencyPipe(server.loop)
         self._full = False
         #: It says so much that it is worked for in shares: its answers come every few milliseconds.
         self.patient = False
@@ -88,10 +88,10 @@ class AmqpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self.alive or self._closing:
             return
-        if self.server.faults.is_silent(""):
+        if self.server.faults.is_black_hole(""):
             self._deaf = True
             return
-        self._coming.go(self.server.faults.distance, len(data), lambda: self._hear(data))
+        self._coming.send(self.server.faults.connection_latency, len(data), lambda: self._hear(data))
         if self._coming.size > _COMING_HIGH:
             self._listen()
 
@@ -143,7 +143,7 @@ class AmqpConnection(asyncio.Protocol):
             self._take_share()
 
     def _take_rest(self) -> None:
-        self._coming.hurry()
+        self._coming.flush()
         data, self._unread = self._unread, b""
         if data and not self._closing:
             self._take(data)
@@ -173,8 +173,8 @@ class AmqpConnection(asyncio.Protocol):
         if exc is not None:
             self._take_rest()  # the client is gone, not what it sent; where we cut it off ourselves, both are
         self.alive = False
-        self._coming.lose()
-        self._going.lose()
+        self._coming.discard()
+        self._going.discard()
         if self._linger is not None:
             self._linger.cancel()
         self.server.connections.discard(self)
@@ -224,7 +224,7 @@ class AmqpConnection(asyncio.Protocol):
             return
         self._process()
         raw = self._engine.output()
-        if raw and self.server.faults.is_silent(""):
+        if raw and self.server.faults.is_black_hole(""):
             self._deaf = True
         elif raw:
             try:
@@ -248,7 +248,7 @@ class AmqpConnection(asyncio.Protocol):
         resets the connection, and our last word is lost.
         """
         self._ended = self._closing = True
-        self._going.go(self.server.faults.distance, 0, lambda: self._say_goodbye(transport))
+        self._going.send(self.server.faults.connection_latency, 0, lambda: self._say_goodbye(transport))
 
     def _say_goodbye(self, transport: asyncio.Transport) -> None:
         try:
@@ -258,11 +258,11 @@ class AmqpConnection(asyncio.Protocol):
         self._linger = self.server.loop.call_later(_LINGER_SECONDS, self.drop)
 
     def _write(self, data: bytes) -> None:
-        distance = self.server.faults.distance
+        distance = self.server.faults.connection_latency
         if not distance and not self._going.size:
             self._put(data)
             return
-        self._going.go(distance, len(data), lambda: self._put(data))
+        self._going.send(distance, len(data), lambda: self._put(data))
         if self._going.size > _WRITE_HIGH:
             self._hold()
 
@@ -276,7 +276,7 @@ class AmqpConnection(asyncio.Protocol):
             self._closing_ticks += 1
             if self._closing_ticks > _CLOSING_TICKS:
                 self.drop()
-        elif not self._opened and not self.server.faults.is_silent(""):
+        elif not self._opened and not self.server.faults.is_black_hole(""):
             self._opening_ticks += 1
             if self._opening_ticks > _OPENING_TICKS:
                 self.drop()
@@ -303,16 +303,16 @@ class AmqpConnection(asyncio.Protocol):
     def recover(self) -> None:
         """A fault has ended: what it left without an answer is told so, everything else goes on."""
         faults = self.server.faults
-        if self._deaf and not faults.is_silent(""):
+        if self._deaf and not faults.is_black_hole(""):
             self.drop()  # bytes are missing from the stream: nothing sensible can follow
             return
         error = BusError(conditions.DETACH_FORCED, "The link is closed: it was in a black hole (a fault of localbus).")
-        for link in [each for each, path in self.unanswered.items() if not faults.is_silent(path)]:
+        for link in [each for each, path in self.unanswered.items() if not faults.is_black_hole(path)]:
             del self.unanswered[link]
             refuse_attach(link, error)
             self.wants_output()
         for handler in self.handlers():
-            if handler.swallowed and not faults.is_silent(handler.path):
+            if handler.swallowed and not faults.is_black_hole(handler.path):
                 handler.refuse(error)
             else:
                 handler.on_flow()

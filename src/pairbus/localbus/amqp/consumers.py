@@ -43,7 +43,7 @@ class Consumer(Outgoing):
         self._on_their_way = 0
         self._owner = object() if session is None else session.owner
         server = connection.server
-        server.broker.attach(queue)
+        server.broker.usage.attach(queue)
         server.dispatcher.add(self)
 
     def on_flow(self) -> None:
@@ -52,7 +52,7 @@ class Consumer(Outgoing):
     def on_closed(self) -> None:
         server = self.connection.server
         server.dispatcher.remove(self)
-        server.broker.detach(self.queue)
+        server.broker.usage.detach(self.queue)
         if self.session is not None:
             self.queue.release_session(self.session, self._owner, server.now())
         # Messages that were not settled stay locked until their time: a token outlives its link.
@@ -78,7 +78,7 @@ class Consumer(Outgoing):
             return False
         latency = 0.0
         if server.faults.active:
-            if server.faults.is_silent(self.path):
+            if server.faults.is_black_hole(self.path):
                 return False
             latency = server.faults.latency(self.path)
         if self.buffered() > _BUFFERED:
@@ -173,9 +173,9 @@ class Consumer(Outgoing):
             error = refused
         except AmqpDecodeError as bad:
             error = BusError(conditions.DECODE_ERROR, f"The outcome cannot be read: {bad}.")
-        if fault is not None and fault.silent:
+        if fault is not None and fault.no_reply:
             return
-        delay = 0.0 if fault is None else fault.latency + fault.late
+        delay = 0.0 if fault is None else fault.latency + fault.reply_delay
 
         def confirm() -> None:
             if self.connection.alive and self.open:
@@ -244,7 +244,7 @@ class HubConsumer(Outgoing):
         """Push the events that have come since, as far as credit goes."""
         if not (self.connection.alive and self.open and self.connection.writable):
             return
-        if self.connection.server.faults.is_silent(self.path):
+        if self.connection.server.faults.is_black_hole(self.path):
             return
         while self.credit() > 0 and self.position < len(self.partition.events):
             if self.buffered() > _BUFFERED:

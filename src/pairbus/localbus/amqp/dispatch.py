@@ -121,7 +121,7 @@ class Dispatcher:
     def _asked(self, queue: Queue, found: _Receivers) -> Iterator[Consumer]:
         """Who may take something of a queue that has it; each is served before the next is named."""
         if queue.sessions is not None:
-            for session in queue.sessions.take_stirred():
+            for session in queue.sessions.take_updated():
                 if session in found.holders:
                     yield found.holders[session]
             return

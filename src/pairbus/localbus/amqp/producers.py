@@ -43,12 +43,12 @@ class Producer(Incoming):
         self.partition = partition
         self.queue = target if isinstance(target, Queue) else target.inbox if isinstance(target, Topic) else None
         if self.queue is not None:
-            connection.server.broker.attach(self.queue)
+            connection.server.broker.usage.attach(self.queue)
 
     def on_closed(self) -> None:
         super().on_closed()
         if self.queue is not None:
-            self.connection.server.broker.detach(self.queue)
+            self.connection.server.broker.usage.detach(self.queue)
 
     def on_message(self, delivery: Any, raw: bytes, number: int) -> None:
         server = self.connection.server
@@ -61,12 +61,12 @@ class Producer(Incoming):
                 server.later(self, fault.latency, lambda: self.answer_if_alive(delivery, fault.error))
                 return
             if fault.latency:
-                settled = lambda: self._take(delivery, raw, number, fault.latency, fault.silent)  # noqa: E731
+                settled = lambda: self._take(delivery, raw, number, fault.latency, fault.no_reply)  # noqa: E731
                 server.later(self, fault.latency, settled)
                 return
-        self._take(delivery, raw, number, 0.0, fault is not None and fault.silent)
+        self._take(delivery, raw, number, 0.0, fault is not None and fault.no_reply)
 
-    def _take(self, delivery: Any, raw: bytes, number: int, latency: float, silent: bool) -> None:
+    def _take(self, delivery: Any, raw: bytes, number: int, latency: float, no_reply: bool) -> None:
         server = self.connection.server
         error: BusError | None = None
         try:
@@ -80,7 +80,7 @@ class Producer(Incoming):
             error = BusError(conditions.DECODE_ERROR, f"The message cannot be read: {bad}.")
         except BusError as refused:
             error = refused
-        if silent:
+        if no_reply:
             return
         if latency:
             later = lambda: server.later(self, latency, lambda: self.answer_if_alive(delivery, error))  # noqa: E731

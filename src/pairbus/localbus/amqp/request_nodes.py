@@ -10,8 +10,7 @@ from pairbus.domain.amqp.codec import AmqpDecodeError
 from pairbus.localbus import bus_errors as conditions
 from pairbus.localbus.addresses import Address, locate
 from pairbus.localbus.auth import bad_token
-from pairbus.localbus.broker.broker import size_exceeded
-from pairbus.localbus.bus_errors import BusError
+from pairbus.localbus.bus_errors import BusError, size_exceeded
 from pairbus.localbus.entities.hubs import Hub
 from pairbus.localbus.entities.queues import Queue
 from pairbus.localbus.entities.topics import Topic
@@ -106,9 +105,9 @@ class Requests(Incoming):
     def _reply(self, request: Request, fault: Decision, respond: _Respond) -> None:
         server = self.connection.server
         reply = write_reply(request, respond(request, fault.error))
-        if fault.silent:
+        if fault.no_reply:
             return
-        delay = fault.latency + fault.late
+        delay = fault.latency + fault.reply_delay
         connection = self.connection
         connection.answering.owed += len(reply)
 
@@ -142,7 +141,7 @@ class CbsRequests(Requests):
     """
 
     def fault(self, request: Request) -> Decision:
-        return Decision(swallow=self.connection.server.faults.is_silent(self.path))
+        return Decision(swallow=self.connection.server.faults.is_black_hole(self.path))
 
     def respond(self, request: Request, fault: BusError | None) -> Reply:
         connection = self.connection

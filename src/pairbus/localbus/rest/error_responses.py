@@ -6,7 +6,7 @@ import time
 import uuid
 from datetime import datetime, timezone
 
-from pairbus.localbus.addresses import Place
+from pairbus.localbus.addresses import EntityPath
 from pairbus.localbus.bus_errors import UNAUTHORIZED, BusError
 
 from .http import Response, refusal
@@ -18,7 +18,7 @@ _CONFLICT = "Conflict. You're requesting an operation that isn't allowed in the 
 def refused(error: BusError, method: str, path: str, host: str, namespace: str) -> Response:
     """A BusError as the service would have answered it at this path; only its text is dressed up."""
     now = datetime.fromtimestamp(time.time(), timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
-    place = Place.of(path)
+    place = EntityPath.of(path)
     if error.condition == UNAUTHORIZED:
         detail = _claims(method, place, f"sb://{host}/{path}")
     else:
@@ -29,7 +29,7 @@ def refused(error: BusError, method: str, path: str, host: str, namespace: str) 
     )
 
 
-def _claims(method: str, place: Place, endpoint: str) -> str:
+def _claims(method: str, place: EntityPath, endpoint: str) -> str:
     """What a good token's key must not do here."""
     if place.subscription or place.listing:
         kind = "Rule" if place.rule or place.listing == "Rules" else "Subscription"
@@ -42,7 +42,7 @@ def _claims(method: str, place: Place, endpoint: str) -> str:
     return f"Authorization failed for specified action: Manage,{claim}."
 
 
-def _detail(error: BusError, method: str, place: Place, namespace: str) -> str:
+def _detail(error: BusError, method: str, place: EntityPath, namespace: str) -> str:
     below_topic = bool(place.subscription or place.listing)
     text = error.description.rstrip()
     text = text if text.endswith((".", "!", "?")) else text + "."

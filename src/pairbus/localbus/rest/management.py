@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 from xml.etree.ElementTree import Element
 
-from pairbus.localbus.addresses import Place
+from pairbus.localbus.addresses import EntityPath
 from pairbus.localbus.bus_errors import ENTITY_EXISTS, NOT_ALLOWED, UNAUTHORIZED, BusError, not_found
 from pairbus.localbus.settings import HubSettings, QueueSettings, TopicSettings, check_path, check_subscription_name
 
@@ -62,7 +62,7 @@ class Management:
             self._authorize(request.headers.get("authorization"), path, MANAGE)
             return await self._route(request, path, view)
         except BusError as error:
-            if error.condition == UNAUTHORIZED and request.method == "GET" and self._is_nowhere(Place.of(path)):
+            if error.condition == UNAUTHORIZED and request.method == "GET" and self._is_nowhere(EntityPath.of(path)):
                 return _nothing()  # any key may hear that there is nothing
             return refused(error, request.method, path, host, self._broker.name)
 
@@ -73,7 +73,7 @@ class Management:
                 return await handler(request)
         if request.method not in ("GET", "PUT", "DELETE"):
             raise BusError(NOT_ALLOWED, f"The method {request.method} is not supported here.", status=405)
-        place = Place.of(path)
+        place = EntityPath.of(path)
         if request.method == "PUT":
             return await self._put(request, place, view)
         if request.method == "DELETE":
@@ -89,12 +89,12 @@ class Management:
 
     # GET
 
-    def _is_nowhere(self, place: Place) -> bool:
+    def _is_nowhere(self, place: EntityPath) -> bool:
         broker, path = self._broker, place.entity
         below = place.subscription or place.listing or path.startswith("$")
         return not below and broker.queue(path) is None and broker.topic(path) is None and broker.hub(path) is None
 
-    def _get(self, place: Place, view: View) -> Response:
+    def _get(self, place: EntityPath, view: View) -> Response:
         """Where no entity is, the service shows an empty list; below a topic it says 404."""
         if place.subscription:
             topic = self._broker.topic(place.entity)
@@ -128,7 +128,7 @@ class Management:
                 return _page("EventHubs", self._broker.hubs(), lambda h: atom.hub_entry(h, view), request, view)
         return _nothing()
 
-    def _list_below(self, place: Place, request: Request, view: View) -> Response:
+    def _list_below(self, place: EntityPath, request: Request, view: View) -> Response:
         topic = self._broker.topic(place.entity)
         if topic is None:
             return _nothing()
@@ -139,7 +139,7 @@ class Management:
         rules = _by_name(subscription.rules)
         return _page(place.listing, rules, lambda r: atom.rule_entry(topic, subscription, r), request, view)
 
-    def _subscription(self, place: Place) -> Subscription:
+    def _subscription(self, place: EntityPath) -> Subscription:
         found = self._broker.subscription(place.entity, place.subscription)
         if found is None:
             raise not_found(f"{place.entity}/Subscriptions/{place.subscription}")
@@ -147,7 +147,7 @@ class Management:
 
     # PUT
 
-    async def _put(self, request: Request, place: Place, view: View) -> Response:
+    async def _put(self, request: Request, place: EntityPath, view: View) -> Response:
         """Create, or with If-Match replace: what an update leaves out goes back to its default."""
         description = atom.read_description(request.body)
         update = "if-match" in request.headers
@@ -210,7 +210,7 @@ class Management:
             self._broker.create_hub(settings)
         return atom.hub_entry(_found(self._broker.hub(path), path), view)
 
-    def _put_subscription(self, description: Element, place: Place, update: bool, view: View) -> atom.Entry:
+    def _put_subscription(self, description: Element, place: EntityPath, update: bool, view: View) -> atom.Entry:
         given = read_settings(description, SUBSCRIPTION, view)
         topic = _found(self._broker.topic(place.entity), place.entity)
         if update:
@@ -230,7 +230,7 @@ class Management:
             self._broker.create_subscription(topic.settings.name, settings, first)
         return atom.subscription_entry(topic, self._subscription(place), view)
 
-    def _put_rule(self, description: Element, place: Place, update: bool) -> atom.Entry:
+    def _put_rule(self, description: Element, place: EntityPath, update: bool) -> atom.Entry:
         """A rule put at the list itself is named by its description: Go's client sends the default so."""
         if update and not place.rule:
             raise bad("The name of the rule to update is missing.")
@@ -265,7 +265,7 @@ class Management:
 
     # DELETE
 
-    async def _delete(self, place: Place) -> None:
+    async def _delete(self, place: EntityPath) -> None:
         broker, entity = self._broker, place.entity
         if place.listing:
             raise BusError(NOT_ALLOWED, "A list cannot be deleted.", status=405)
