@@ -18,9 +18,9 @@ from typing import Any
 from . import bus_errors as conditions
 from .addresses import Address, locate
 from .amqp.connection import AmqpConnection
-from .amqp.consumers import Consumer, HubConsumer
 from .amqp.dispatch import Dispatcher
-from .amqp.fairness import PATIENCE_SECONDS, Answers, Talkers
+from .amqp.fairness import GROUP_COMMIT_SECONDS, ActiveClients, CommitCallbacks
+from .amqp.hub_consumer import HubConsumer
 from .amqp.links import LinkHandler
 from .amqp.operations import Operations
 from .amqp.producers import Producer
@@ -59,12 +59,12 @@ class Server:
         self.unwritten: set[AmqpConnection] = set()
         self.hub_readers: dict[Partition, set[HubConsumer]] = {}
         self.dispatcher = Dispatcher()
-        self.talkers = Talkers(self.loop.time)
+        self.active_clients = ActiveClients(self.loop.time)
         self.faults = Faults(broker.clock)
         self.operations = Operations(broker, broker.clock)
         self.failed: asyncio.Future[None] = self.loop.create_future()
         self._management = Management(broker, self._authorize_rest, self.committed, {FAULTS_PATH: self._handle_faults})
-        self._answers = Answers()
+        self._callbacks = CommitCallbacks()
         self._delays = Delays(self.loop)
         self._scheduled = False
         self._patient = self._wanted = False
@@ -110,7 +110,7 @@ class Server:
                 self._turn_in_a_moment()
 
     def _turn_in_a_moment(self) -> None:
-        wait = self._answered_at + PATIENCE_SECONDS - self.loop.time()
+        wait = self._answered_at + GROUP_COMMIT_SECONDS - self.loop.time()
         if wait <= 0:
             self.schedule()
         elif self._patience is None:
@@ -118,7 +118,7 @@ class Server:
 
     def after_commit(self, callback: Callable[[], None], connection: AmqpConnection | None = None) -> None:
         """Call when everything applied so far is durable; a connection's calls keep their order."""
-        self._answers.add(callback, connection, patient=connection is not None and connection.patient)
+        self._callbacks.add(callback, connection, deferred=connection is not None and connection.served_in_shares)
         self.schedule()
 
     def later(self, handler: LinkHandler, seconds: float, callback: Callable[[], None]) -> None:
@@ -157,8 +157,8 @@ class Server:
         now = self.now()
         ready = self.broker.turn(now)
         self.broker.store.commit()
-        everybody = self.loop.time() >= self._answered_at + PATIENCE_SECONDS
-        for callback in self._answers.take(all_of_them=everybody):
+        everybody = self.loop.time() >= self._answered_at + GROUP_COMMIT_SECONDS
+        for callback in self._callbacks.take(with_deferred=everybody):
             try:
                 callback()
             except Exception:
@@ -172,14 +172,14 @@ class Server:
         self.broker.store.commit()
         unwritten, self.unwritten = self.unwritten, set()
         for connection in unwritten:
-            if everybody or not connection.patient:
+            if everybody or not connection.served_in_shares:
                 connection.flush()
             else:
                 self.unwritten.add(connection)
         self._set_timer()
         if everybody:
             self._answered_at = self.loop.time()
-        elif self.unwritten or self._answers:
+        elif self.unwritten or self._callbacks:
             self._turn_in_a_moment()
 
     def _set_timer(self) -> None:
@@ -239,8 +239,8 @@ class Server:
 
     def _session_lost(self, queue: Queue, session: str, owner: Any) -> None:
         for consumer in self.dispatcher.consumers(queue):
-            if consumer.lost_session(session, owner):
-                consumer.refuse(
+            if consumer.holds_session(session, owner):
+                consumer.detach(
                     BusError(
                         conditions.SESSION_LOCK_LOST,
                         "The session lock has expired on the MessageSession. Accept a new MessageSession.",
@@ -260,13 +260,16 @@ class Server:
         path = entity.path if isinstance(entity, Queue) else entity.settings.name
         error = conditions.not_found(path)
         if isinstance(entity, Queue):
-            for each in self.dispatcher.forget(entity):
-                each.refuse(error) if isinstance(each, Consumer) else each.give_up(error)
+            consumers, waiters = self.dispatcher.remove_queue(entity)
+            for consumer in consumers:
+                consumer.detach(error)
+            for waiter in waiters:
+                waiter.refuse(error)
         for handler in self._handlers():
             if (isinstance(handler, Producer) and entity in (handler.queue, handler.target)) or (
                 isinstance(handler, HubConsumer) and isinstance(entity, Hub) and handler.partition in entity.partitions
             ):
-                handler.refuse(error)
+                handler.detach(error)
 
     def _handlers(self) -> list[LinkHandler]:
         return [handler for connection in self.connections for handler in connection.handlers()]
@@ -340,7 +343,7 @@ class Server:
             if handler.right is not None and (entity == "*" or covers(entity, handler.path)):
                 error = self.faults.on_attach(handler.path)
                 if error is not None:
-                    handler.refuse(error)
+                    handler.detach(error)
 
     def _recover(self) -> None:
         """Faults ended: whoever was left without an answer is served again."""

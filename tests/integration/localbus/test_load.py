@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,8 +19,12 @@ from azure.servicebus import ServiceBusMessage
 from proton import Delivery, Message, Sender
 
 from pairbus.localbus import LocalBus
-from pairbus.localbus.amqp.connection import AmqpConnection
-from pairbus.localbus.amqp.fairness import PASSES, Answers, Talkers
+from pairbus.localbus.amqp.fairness import (
+    ROUNDS_BETWEEN_SHARES,
+    ActiveClients,
+    CommitCallbacks,
+    yield_to_others,
+)
 from tests.support.amqp_frames import hello
 from tests.support.process_fixtures import (
     FORGETS_SOCKETS,
@@ -250,56 +256,68 @@ def _memory(pid: int) -> int:
     return pages * 4096
 
 
-def test_a_client_knows_whether_it_is_alone() -> None:
-    """Another client's word counts for a second, whoever spoke last; one's own never does."""
+def test_a_client_counts_as_active_for_a_second() -> None:
+    """Another client's bytes count for a second, whichever client sent last; a client's own never do."""
     now = [0.0]
-    talkers = Talkers(lambda: now[0])
+    active = ActiveClients(lambda: now[0])
     a, b = object(), object()
-    assert not talkers.heard(a)
+    assert not active.record(a)
     now[0] = 0.5
-    assert not talkers.heard(a)
-    assert not talkers.others(a)
-    assert talkers.others(b)
-    assert talkers.heard(b)
+    assert not active.record(a)
+    assert not active.has_others(a)
+    assert active.has_others(b)
+    assert active.record(b)
     now[0] = 1.2
-    assert talkers.heard(a), "b was heard 0.7 s ago"
-    assert talkers.heard(a)
+    assert active.record(a), "b sent 0.7 s ago"
+    assert active.record(a)
     now[0] = 1.6
-    assert not talkers.heard(a), "b was heard 1.1 s ago"
-    assert talkers.others(b)
-    talkers.gone(a)
-    assert talkers._latest is None
+    assert not active.record(a), "b sent 1.1 s ago"
+    assert active.has_others(b)
 
 
-def test_answers_to_a_patient_client_wait_and_keep_their_order() -> None:
-    """A light client is answered at once, a patient one in a moment; nobody's second answer comes before the first."""
-    said: list[str] = []
-    answers, flood, calm = Answers(), object(), object()
+def test_a_removed_client_is_not_kept_in_memory() -> None:
+    """A connection that has ended can be collected."""
 
-    def give(all_of_them: bool) -> list[str]:
-        said.clear()
-        for callback in answers.take(all_of_them=all_of_them):
+    class Client: ...
+
+    active, client = ActiveClients(lambda: 0.0), Client()
+    active.record(client)
+    reference = weakref.ref(client)
+    active.remove(client)
+    del client
+    gc.collect()
+    assert reference() is None
+
+
+def test_deferred_callbacks_wait_for_the_group_commit_and_keep_their_order() -> None:
+    """Deferred callbacks run with the next group commit, or before a later one of the same client."""
+    called: list[str] = []
+    callbacks, flooding, calm = CommitCallbacks(), object(), object()
+
+    def run(with_deferred: bool) -> list[str]:
+        called.clear()
+        for callback in callbacks.take(with_deferred=with_deferred):
             callback()
-        return list(said)
+        return list(called)
 
-    answers.add(lambda: said.append("flood 1"), flood, patient=True)
-    answers.add(lambda: said.append("calm 1"), calm)
-    assert give(False) == ["calm 1"]
-    assert answers, "the flood's answer is still owed"
-    answers.add(lambda: said.append("flood 2"), flood)
-    answers.add(lambda: said.append("calm 2"), calm, patient=True)
-    assert give(False) == ["flood 1", "flood 2"]
-    answers.add(lambda: said.append("anybody"))
-    assert give(True) == ["anybody", "calm 2"]
-    assert not answers
-    assert give(True) == []
+    callbacks.add(lambda: called.append("flooding 1"), flooding, deferred=True)
+    callbacks.add(lambda: called.append("calm 1"), calm)
+    assert run(False) == ["calm 1"]
+    assert callbacks, "one callback is deferred"
+    callbacks.add(lambda: called.append("flooding 2"), flooding)
+    callbacks.add(lambda: called.append("calm 2"), calm, deferred=True)
+    assert run(False) == ["flooding 1", "flooding 2"]
+    callbacks.add(lambda: called.append("server"))
+    assert run(True) == ["server", "calm 2"]
+    assert not callbacks
+    assert run(True) == []
 
 
 class Rounds:
-    """A server, as far as a connection that takes shares sees it: rounds of a loop, and whether a turn is due."""
+    """The server as `yield_to_others` sees it: rounds of a loop, and a turn that is due until it has run."""
 
     def __init__(self) -> None:
-        self.loop = self
+        self.loop: Any = self
         self.is_turn_due = True
         self.done = 0
         self._soon: list[Callable[[], None]] = []
@@ -314,16 +332,13 @@ class Rounds:
         self.done += 1
 
 
-@pytest.mark.parametrize("answered_after", [0, 3, 1000])
-def test_who_is_to_be_answered_comes_before_the_floods_next_share(answered_after: int) -> None:
-    """As soon as the turn was taken the flood goes on; and it goes on if there is always somebody to be answered."""
+@pytest.mark.parametrize("turn_after", [0, 3, 1000])
+def test_other_clients_get_their_replies_before_the_next_share(turn_after: int) -> None:
+    """The next share begins after the turn, and after a few rounds if a turn is always due."""
     rounds, shares = Rounds(), list[int]()
-    connection: Any = AmqpConnection.__new__(AmqpConnection)
-    connection.server = rounds
-    connection._take_share = lambda: shares.append(rounds.done)
-    connection._let_others(PASSES)
+    yield_to_others(rounds, lambda: shares.append(rounds.done))
     while not shares and rounds.done < 50:
-        rounds.is_turn_due = rounds.done < answered_after
+        rounds.is_turn_due = rounds.done < turn_after
         rounds.run()
     (waited,) = shares
-    assert waited == min(max(answered_after, PASSES - 1), 2 * PASSES - 1)
+    assert waited == min(max(turn_after, ROUNDS_BETWEEN_SHARES - 1), 2 * ROUNDS_BETWEEN_SHARES - 1)

@@ -19,7 +19,7 @@ from pairbus.localbus.rest.descriptions import (
     QUEUE,
     SUBSCRIPTION,
     TOPIC,
-    View,
+    RequestContext,
     forward_path,
     read_settings,
     write_settings,
@@ -27,8 +27,8 @@ from pairbus.localbus.rest.descriptions import (
 from pairbus.localbus.rest.xml_values import (
     FOREVER_TEXT,
     XSD,
-    clean,
-    parse,
+    escape_text,
+    parse_xml,
     read_date_time,
     read_duration,
     write_date_time,
@@ -49,7 +49,7 @@ from pairbus.localbus.settings import (
 )
 from tests.support.fake_broker import FakeEntity
 
-VIEW = View("contoso", "127.0.0.1:5671", "2024-05")
+CONTEXT = RequestContext("contoso", "127.0.0.1:5671", "2024-05")
 ROOT = 'xmlns="http://schemas.microsoft.com/netservices/2010/10/servicebus/connect" xmlns:i="http://www.w3.org/2001/XMLSchema-instance"'
 
 
@@ -160,18 +160,18 @@ def test_bodies_that_are_no_entry_are_refused(body: bytes) -> None:
 def test_no_body_raises_anything_else(body: bytes) -> None:
     """Whatever is sent, it is a BusError or a document."""
     with suppress(BusError):
-        parse(body)
+        parse_xml(body)
 
 
 @given(st.text())
 def test_any_text_can_be_written(text: str) -> None:
     """Characters that XML cannot carry are replaced, so that an answer is always well-formed."""
-    ElementTree.fromstring(f"<a>{clean(text)}</a>")
+    ElementTree.fromstring(f"<a>{escape_text(text)}</a>")
 
 
-def read_queue(inner: str, view: View = VIEW) -> dict[str, Any]:
+def read_queue(inner: str, context: RequestContext = CONTEXT) -> dict[str, Any]:
     return read_settings(
-        atom.read_description(entry(f"<QueueDescription {ROOT}>{inner}</QueueDescription>")), QUEUE, view
+        atom.read_description(entry(f"<QueueDescription {ROOT}>{inner}</QueueDescription>")), QUEUE, context
     )
 
 
@@ -189,7 +189,7 @@ def test_a_description_names_only_what_it_says() -> None:
     prefixed = b'<x:entry xmlns:x="a"><x:content><y:QueueDescription xmlns:y="b">'
     prefixed += b"<y:MaxDeliveryCount>3</y:MaxDeliveryCount>"
     prefixed += b"</y:QueueDescription></x:content></x:entry>"
-    assert read_settings(atom.read_description(prefixed), QUEUE, VIEW) == {"max_delivery_count": 3}
+    assert read_settings(atom.read_description(prefixed), QUEUE, CONTEXT) == {"max_delivery_count": 3}
 
 
 @pytest.mark.parametrize(
@@ -211,12 +211,12 @@ def test_a_bad_value_is_refused_by_name(inner: str) -> None:
 
 def test_an_old_client_neither_sees_nor_sets_the_message_size() -> None:
     """The element came with 2021-05."""
-    old = View("contoso", "h", "2017-04")
+    old = RequestContext("contoso", "h", "2017-04")
     with pytest.raises(BusError, match="MaxMessageSizeInKilobytes"):
         read_queue("<MaxMessageSizeInKilobytes>1024</MaxMessageSizeInKilobytes>", old)
     queue = FakeEntity(QueueSettings("q"))
     assert "MaxMessageSizeInKilobytes" not in write_settings(queue, QUEUE, old)
-    assert "<MaxMessageSizeInKilobytes>256<" in write_settings(queue, QUEUE, View("contoso", "h"))
+    assert "<MaxMessageSizeInKilobytes>256<" in write_settings(queue, QUEUE, RequestContext("contoso", "h"))
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_a_queue_is_written_in_the_services_order_and_reads_back() -> None:
     )
     queue = FakeEntity(settings)
     queue.held = Counts(1, 2, 3, 4, 5)
-    written = write_settings(queue, QUEUE, VIEW)
+    written = write_settings(queue, QUEUE, CONTEXT)
     again = read_queue(written)
     assert QueueSettings("a/b", **again) == settings
     document = ElementTree.fromstring(f"<d {ROOT}>{written}</d>")
@@ -301,8 +301,8 @@ def test_topics_and_subscriptions_read_back() -> None:
         max_size_in_megabytes=5120,
         user_metadata="m",
     )
-    text = write_settings(FakeEntity(topic), TOPIC, VIEW)
-    assert TopicSettings("t", **read_settings(parse(f"<d {ROOT}>{text}</d>".encode()), TOPIC, VIEW)) == topic
+    text = write_settings(FakeEntity(topic), TOPIC, CONTEXT)
+    assert TopicSettings("t", **read_settings(parse_xml(f"<d {ROOT}>{text}</d>".encode()), TOPIC, CONTEXT)) == topic
     subscription = QueueSettings(
         "s",
         requires_session=True,
@@ -311,9 +311,10 @@ def test_topics_and_subscriptions_read_back() -> None:
         status="ReceiveDisabled",
         lock_duration=timedelta(minutes=5),
     )
-    text = write_settings(FakeEntity(subscription), SUBSCRIPTION, VIEW)
+    text = write_settings(FakeEntity(subscription), SUBSCRIPTION, CONTEXT)
     assert (
-        QueueSettings("s", **read_settings(parse(f"<d {ROOT}>{text}</d>".encode()), SUBSCRIPTION, VIEW)) == subscription
+        QueueSettings("s", **read_settings(parse_xml(f"<d {ROOT}>{text}</d>".encode()), SUBSCRIPTION, CONTEXT))
+        == subscription
     )
 
 
@@ -389,7 +390,7 @@ def test_the_prefixes_are_those_that_the_javascript_client_reads_as_text() -> No
 def test_a_rule_without_a_filter_takes_everything() -> None:
     """The service's default."""
     assert rule_of("") == RuleSettings("r", TrueFilter())
-    assert read_rule(parse(b"<RuleDescription/>")).name == "$Default"
+    assert read_rule(parse_xml(b"<RuleDescription/>")).name == "$Default"
 
 
 @pytest.mark.parametrize(

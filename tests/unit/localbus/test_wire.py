@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pairbus.domain.amqp.codec import Described, UInt, decode, encode
-from pairbus.localbus.amqp.wire import MAX_FRAME, MAX_LINKS, FramingError, Inbound, Outbound, check_depth
+from pairbus.localbus.amqp.wire.frames import MAX_FRAME, FramingError, check_depth
+from pairbus.localbus.amqp.wire.inbound import MAX_LINKS, InboundFilter
+from pairbus.localbus.amqp.wire.outbound import OutboundFilter
 from tests.support import amqp_frames as amqp
 from tests.support.fuzz_frames import seeds
 
@@ -23,13 +25,13 @@ def through(*frames: bytes) -> list[tuple[int, int, list[Any], bytes]]:
     return [amqp.read_performative(raw) for raw in amqp.split_frames(opened().feed(b"".join(frames)))]
 
 
-def opened() -> Inbound:
-    inbound = Inbound()
+def opened() -> InboundFilter:
+    inbound = InboundFilter()
     inbound.feed(amqp.open_())
     return inbound
 
 
-def linked(*handles: int, channel: int = 0) -> Inbound:
+def linked(*handles: int, channel: int = 0) -> InboundFilter:
     """A filter that has seen the client attach these senders."""
     inbound = opened()
     inbound.feed(amqp.begin(channel))
@@ -47,16 +49,16 @@ def ids(raw: bytes) -> list[int | None]:
 @pytest.mark.parametrize(("name", "stream"), seeds().items(), ids=seeds())
 def test_where_the_bytes_are_cut_makes_no_difference(name: str, stream: bytes) -> None:
     """Whole, one by one, or cut at any byte: Proton gets the same bytes, and the same formats are noted."""
-    whole = Inbound()
+    whole = InboundFilter()
     wanted = whole.feed(stream)
-    single = Inbound()
+    single = InboundFilter()
     assert b"".join(single.feed(stream[i : i + 1]) for i in range(len(stream))) == wanted
-    assert single.formats == whole.formats
+    assert single.message_formats == whole.message_formats
     step = max(1, len(stream) // 300)
     for cut in range(0, len(stream), step):
-        halved = Inbound()
+        halved = InboundFilter()
         assert halved.feed(stream[:cut]) + halved.feed(stream[cut:]) == wanted
-        assert halved.formats == whole.formats
+        assert halved.message_formats == whole.message_formats
 
 
 @given(st.data())
@@ -73,15 +75,15 @@ def test_the_answers_bytes_may_be_cut_anywhere_too(data: st.DataObject) -> None:
     ]
     stream = amqp.AMQP_HEADER + b"".join(data.draw(st.lists(st.sampled_from(frames), max_size=8)))
     cuts = sorted(data.draw(st.sets(st.integers(0, len(stream)), max_size=6)))
-    wanted = Outbound(Inbound()).feed(stream)
-    outbound = Outbound(Inbound())
+    wanted = OutboundFilter(InboundFilter()).feed(stream)
+    outbound = OutboundFilter(InboundFilter())
     pieces = zip([0, *cuts], [*cuts, len(stream)], strict=True)
     assert b"".join(outbound.feed(stream[a:b]) for a, b in pieces) == wanted
 
 
 def test_performatives_get_all_their_fields() -> None:
     """Trailing nulls that were left out are written; a payload stays where it is."""
-    outbound = Outbound(Inbound())
+    outbound = OutboundFilter(InboundFilter())
     counts = {0x10: 10, 0x11: 8, 0x12: 14, 0x13: 11, 0x14: 11, 0x15: 6, 0x16: 3, 0x17: 1, 0x18: 1}
     for code, count in counts.items():
         raw = outbound.feed(amqp.performative(code, UInt(1), payload=b"payload"))
@@ -93,7 +95,7 @@ def test_performatives_get_all_their_fields() -> None:
 
 def test_a_settlement_without_a_state_is_not_passed_on() -> None:
     """Of what we sent: no client can do anything with it. One with a state, or of what the client sent, is."""
-    outbound = Outbound(opened())
+    outbound = OutboundFilter(opened())
     accepted = amqp.Raw(amqp.described(0x24))
     bare = amqp.performative(amqp.DISPOSITION, False, UInt(1), None, True)
     assert outbound.feed(bare) == b""
@@ -106,12 +108,12 @@ def test_a_settlement_without_a_state_is_not_passed_on() -> None:
 @pytest.mark.parametrize("limit", [512, 600, 4096, 65_536])
 def test_padding_never_makes_a_frame_larger_than_the_client_takes(limit: int) -> None:
     """Proton is told of smaller frames than the client takes, so that a full one still has room for its nulls."""
-    inbound = Inbound()
+    inbound = InboundFilter()
     seen = amqp.read_performative(inbound.feed(amqp.open_(max_frame=limit)))[2][2]
     assert 512 <= seen <= limit
     transfer = amqp.performative(amqp.TRANSFER, UInt(0), UInt(0), b"\0" * 16, UInt(0))
     full = transfer[4:] + b"x" * (seen - len(transfer))
-    out = Outbound(inbound).feed(struct.pack(">I", len(full) + 4) + full)
+    out = OutboundFilter(inbound).feed(struct.pack(">I", len(full) + 4) + full)
     assert len(out) <= limit
     if limit > 600:
         assert len(amqp.read_performative(out)[2]) == 11
@@ -119,7 +121,7 @@ def test_padding_never_makes_a_frame_larger_than_the_client_takes(limit: int) ->
 
 def test_a_clients_limit_below_amqps_own_is_taken_for_that() -> None:
     """No client may ask for frames of less than 512 bytes."""
-    assert amqp.read_performative(Inbound().feed(amqp.open_(max_frame=1)))[2][2] == 512
+    assert amqp.read_performative(InboundFilter().feed(amqp.open_(max_frame=1)))[2][2] == 512
 
 
 # --- delivery ids -------------------------------------------------------------------------------------------------
@@ -130,7 +132,7 @@ def test_ids_in_order_are_left_alone() -> None:
     inbound = linked(0, 1)
     stream = amqp.transfer(0, 7, b"a") + amqp.transfer(1, 8, b"b", more=True) + amqp.transfer(1, None, b"c")
     assert inbound.feed(stream) == stream
-    assert not inbound.renumbers(0)
+    assert not inbound.has_renumbered(0)
 
 
 def test_ids_wrap_around() -> None:
@@ -152,7 +154,7 @@ def test_ids_in_any_order_come_back_as_they_were_given(
     """Deliveries of several frames, interleaved between links, with ids in any order: Proton sees a sequence, and
     every settlement reaches the client under its own number."""
     inbound = linked(0, 1, 2)
-    outbound = Outbound(inbound)
+    outbound = OutboundFilter(inbound)
     outbound.feed(amqp.performative(amqp.BEGIN, UInt(0), UInt(0)))
     given_ids = [(base + order[n]) % 2**32 for n in range(len(deliveries))]
     seen: list[int] = []
@@ -181,7 +183,7 @@ def test_ids_in_any_order_come_back_as_they_were_given(
     wanted = {id for (_, _, settled), id in zip(deliveries, given_ids, strict=True) if not settled}
     assert wanted <= set(told)
     assert len(told) == len(deliveries)
-    assert not inbound.renumbers(0), "nothing is remembered of what was answered"
+    assert not inbound.has_renumbered(0), "nothing is remembered of what was answered"
 
 
 def test_an_id_repeated_on_later_frames_is_renumbered_too() -> None:
@@ -224,8 +226,8 @@ def test_channels_do_not_mix() -> None:
     stream = amqp.transfer(0, 100, b"b", channel=1)
     assert inbound.feed(stream) == stream
     assert ids(inbound.feed(amqp.transfer(0, None, b"c") + amqp.transfer(0, 50, b"d"))) == [None, 1]
-    assert inbound.renumbers(0)
-    assert not inbound.renumbers(1)
+    assert inbound.has_renumbered(0)
+    assert not inbound.has_renumbered(1)
 
 
 # --- formats ------------------------------------------------------------------------------------------------------
@@ -237,7 +239,7 @@ def test_the_format_of_a_delivery_is_noted_by_link_and_tag() -> None:
     inbound.feed(amqp.transfer(3, 0, b"a", format=BATCH, tag=b"t", more=True))
     inbound.feed(amqp.transfer(3, None, b"b"))
     inbound.feed(amqp.transfer(3, 1, b"c", format=0, tag=b"u"))
-    assert inbound.formats == {(b"link-3", b"t"): BATCH}
+    assert inbound.message_formats == {(b"link-3", b"t"): BATCH}
 
 
 @pytest.mark.parametrize(
@@ -256,7 +258,7 @@ def test_a_format_ends_with_a_delivery_that_is_never_whole(end: bytes) -> None:
     inbound.feed(amqp.transfer(3, 0, b"a", format=BATCH, tag=b"t", more=True))
     inbound.feed(end)
     inbound.feed(amqp.transfer(3, 1, b"plain", format=0, tag=b"t"))
-    assert inbound.formats == {}
+    assert inbound.message_formats == {}
 
 
 def test_formats_that_nobody_asks_for_do_not_pile_up() -> None:
@@ -264,7 +266,7 @@ def test_formats_that_nobody_asks_for_do_not_pile_up() -> None:
     inbound = linked(0)
     for n in range(25_000):
         inbound.feed(amqp.transfer(0, n, b"", format=BATCH, tag=encode(n)))
-    assert len(inbound.formats) <= 10_001
+    assert len(inbound.message_formats) <= 10_001
 
 
 def test_settled_deliveries_leave_no_trace() -> None:
@@ -273,7 +275,7 @@ def test_settled_deliveries_leave_no_trace() -> None:
     inbound.feed(amqp.transfer(0, 0, b""))
     for n in range(100):
         inbound.feed(amqp.transfer(0, 500 + n, b"", settled=True))
-    assert not inbound.renumbers(0)
+    assert not inbound.has_renumbered(0)
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
@@ -314,10 +316,10 @@ REFUSED: dict[str, bytes] = {
 def test_what_proton_should_not_see_is_refused(raw: bytes) -> None:
     """Each is an error that names the trouble; no other exception, and nothing is passed on."""
     good = amqp.AMQP_HEADER + amqp.frame(b"")
-    for inbound in (Inbound(), opened()):
+    for inbound in (InboundFilter(), opened()):
         with pytest.raises(FramingError) as refused:
             inbound.feed(good + raw)
-        assert refused.value.before == good, "what came before is still passed on"
+        assert refused.value.valid_bytes == good, "what came before is still passed on"
 
 
 def test_a_transfer_needs_a_sender_and_numbers() -> None:
@@ -351,7 +353,7 @@ def test_an_open_comes_first_and_once() -> None:
     """Anything before the open, a second one, and SASL behind it are refused."""
     for first in (amqp.begin(), amqp.attach("x", 0, "q"), amqp.flow(0, 1), amqp.performative(amqp.CLOSE)):
         with pytest.raises(FramingError, match="open"):
-            Inbound().feed(first)
+            InboundFilter().feed(first)
     with pytest.raises(FramingError, match="open"):
         opened().feed(amqp.open_())
     with pytest.raises(FramingError, match="type 1"):
@@ -366,9 +368,9 @@ def test_an_open_comes_first_and_once() -> None:
 def test_a_login_that_cannot_be_read_is_left_to_proton(fields: tuple[Any, ...]) -> None:
     """It refuses what it does not know; one that can be read, and is good, is told to it as ANONYMOUS."""
     odd = amqp.frame(amqp.described(0x41, *fields), kind=1)
-    assert Inbound(lambda name, key: True).feed(odd) == odd
+    assert InboundFilter(lambda name, key: True).feed(odd) == odd
     good = amqp.frame(amqp.described(0x41, PLAIN, b"\0name\0key"), kind=1)
-    told = Inbound(lambda name, key: (name, key) == ("name", "key")).feed(good)
+    told = InboundFilter(lambda name, key: (name, key) == ("name", "key")).feed(good)
     assert b"ANONYMOUS" in told
     assert b"key" not in told
 
@@ -376,7 +378,7 @@ def test_a_login_that_cannot_be_read_is_left_to_proton(fields: tuple[Any, ...]) 
 def test_an_unfinished_frame_waits() -> None:
     """Half a frame is neither passed on nor refused."""
     whole = amqp.open_()
-    inbound = Inbound()
+    inbound = InboundFilter()
     assert inbound.feed(whole[:-1]) == b""
     assert inbound.feed(whole[-1:]) != b""
 
@@ -392,7 +394,7 @@ def test_credit_is_cut_down_to_what_proton_computes_with(credit: int, seen: int)
 def test_keep_alive_frames_and_headers_pass() -> None:
     """Empty frames and protocol headers reach Proton as they are."""
     stream = amqp.SASL_HEADER + amqp.frame(b"") + amqp.AMQP_HEADER + amqp.frame(b"", kind=1)
-    assert Inbound().feed(stream) == stream
+    assert InboundFilter().feed(stream) == stream
 
 
 def test_nesting_that_is_in_use_is_allowed() -> None:

@@ -1,4 +1,4 @@
-"""The management REST's errors in the service's own words, so that clients and people read what they know."""
+"""Errors of the management REST API in the service's own words, which clients and users know."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from datetime import datetime, timezone
 from pairbus.localbus.addresses import Place
 from pairbus.localbus.bus_errors import UNAUTHORIZED, BusError
 
-from .http import Response, refusal
+from .http import Response, error_response
 
 _MORE = "To know more visit https://aka.ms/sbResourceMgrExceptions."
 _CONFLICT = "Conflict. You're requesting an operation that isn't allowed in the resource's current state."
 
 
-def refused(error: BusError, method: str, path: str, host: str, namespace: str) -> Response:
-    """A BusError as the service would have answered it at this path; only its text is dressed up."""
+def service_error(error: BusError, method: str, path: str, host: str, namespace: str) -> Response:
+    """Return a BusError as the service's response for this method and path."""
     now = datetime.fromtimestamp(time.time(), timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
     place = Place.of(path)
     if error.condition == UNAUTHORIZED:
-        detail = _claims(method, place, f"sb://{host}/{path}")
+        detail = _missing_claim(method, place, f"sb://{host}/{path}")
     else:
         detail = _detail(error, method, place, namespace)
-    return refusal(
+    return error_response(
         error.status,
         f"{detail} TrackingId:{uuid.uuid4()}_G0, SystemTracker:{host}:{path}, Timestamp:{now}",
     )
 
 
-def _claims(method: str, place: Place, endpoint: str) -> str:
-    """What a good token's key must not do here."""
+def _missing_claim(method: str, place: Place, endpoint: str) -> str:
+    """Return the service's text for a valid token without the necessary claim."""
     if place.subscription or place.listing:
         kind = "Rule" if place.rule or place.listing == "Rules" else "Subscription"
         verb = {"PUT": "CreateOrUpdate", "DELETE": "Delete"}.get(method, "Get")
@@ -43,10 +43,11 @@ def _claims(method: str, place: Place, endpoint: str) -> str:
 
 
 def _detail(error: BusError, method: str, place: Place, namespace: str) -> str:
+    """Return the service's text for an error other than a missing claim."""
     below_topic = bool(place.subscription or place.listing)
     text = error.description.rstrip()
     text = text if text.endswith((".", "!", "?")) else text + "."
-    if place.entity.startswith("$"):  # no entity, so no words of the service's
+    if place.entity.startswith("$"):  # a node of localbus: the service has no text for it
         return text
     match error.status, below_topic, method:
         case 404, True, _:
