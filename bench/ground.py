@@ -17,10 +17,10 @@ from bench.figures import ROOT, Side
 from bench.localbus import cpu_seconds
 from bench.raw_client import RawClient, message_of, send_many
 from pairbus import Namespace
+from pairbus.domain.amqp.sections import PROPERTIES, split
 from pairbus.domain.backlog import PROPERTIES as OF_BACKLOG_QUEUES
 from pairbus.domain.backlog import queue_path
 from pairbus.domain.envelope import park
-from pairbus.domain.sections import PROPERTIES, split
 from pairbus.localbus import LocalBus
 
 SIZE = 1024

@@ -11,14 +11,14 @@ from typing import Any
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceivedMessage
 
 from bench.ground import DESTINATION, PRIMARY, Ground, properties_head
-from pairbus.domain.aliases import ALIASES, PATH, SCHEDULED, SESSION_ID, TIME_TO_LIVE
 from pairbus.domain.backlog import queue_path
+from pairbus.domain.envelope.property_names import ALIASES, PATH, SCHEDULED, SESSION_ID, TIME_TO_LIVE
 from pairbus.domain.outcome import Head, Rows
-from pairbus.syphon.books import Journal
-from pairbus.syphon.connection import Connection
-from pairbus.syphon.drain import DrainOptions, drain_queue
-from pairbus.syphon.journal import open_journal
-from pairbus.syphon.link import ACCEPTED, LinkError, Receiver, Sender
+from pairbus.syphon.amqp.connection import Connection
+from pairbus.syphon.amqp.link import ACCEPTED, LinkError, Receiver, Sender
+from pairbus.syphon.drain.drain import DrainOptions, drain_queue
+from pairbus.syphon.drain.journal_batcher import Journal
+from pairbus.syphon.journal.journal import open_journal
 
 WINDOW = DrainOptions().window_messages
 SDK_BATCH = 100

@@ -37,12 +37,12 @@ from bench.ground import (
     side,
 )
 from bench.sides import NoJournal, TimedJournal, bare, drain, with_sdk
-from pairbus.config import SyphonConfig
+from pairbus.config.syphon_config import SyphonConfig
 from pairbus.domain.backlog import queue_path
 from pairbus.domain.outcome import Head
 from pairbus.localbus import LocalBus
 from pairbus.spark.source import BacklogReader
-from pairbus.syphon.journal import open_journal
+from pairbus.syphon.journal.journal import open_journal
 from pairbus.syphon.service import Service
 
 #: Each direction takes half of the round trip of 50 ms.

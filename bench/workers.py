@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.figures import ROOT
 from bench.localbus import cpu_seconds
-from pairbus.config import SyphonConfig
+from pairbus.config.syphon_config import SyphonConfig
 
 _CORES = 2
 
@@ -124,7 +124,7 @@ def run_job(config: SyphonConfig, rehearse: bool = False) -> dict[str, Any]:
 
 def run_drain(config: SyphonConfig) -> dict[str, Any]:
     """What `pairbus drain` does."""
-    from pairbus.syphon.collector import seldom_collected
+    from pairbus.syphon.drain.relaxed_gc import seldom_collected
     from pairbus.syphon.service import service_for
 
     service = service_for(config)
@@ -137,8 +137,8 @@ def run_drain(config: SyphonConfig) -> dict[str, Any]:
 
 def run_task(config: SyphonConfig) -> dict[str, Any]:
     """What a task of the Spark job does with one queue, by the very function that Spark's worker calls."""
-    from pairbus.spark.marks import StopMark
-    from pairbus.spark.tasks import DrainTask
+    from pairbus.spark.drain_task import DrainTask
+    from pairbus.spark.signals import StopMark
 
     task = DrainTask(config, f"{config.journal}/run", StopMark(str(config.journal), "run"))
     before = peak_kilobytes()

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 
-from pairbus.config import OF_A_JOB, SyphonConfig
+from pairbus.config.syphon_config import OF_A_JOB, SyphonConfig
 from pairbus.errors import OptionError
 from pairbus.spark import Syphon, SyphonError, spark_session, syphon
 from pairbus.spark.shutdown import before_spark_ends

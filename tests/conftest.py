@@ -15,7 +15,7 @@ from xdist.scheduler import LoadFileScheduling
 #: Whose levels our commands set when they run in a process of their own.
 _TALKATIVE = ("azure", "py4j", "pairbus")
 #: What takes longest: it is begun first, or all others would wait for it at the end.
-_FIRST = ("tests/spark/", "tests/test_demo.py", "tests/sending/test_outages.py")
+_FIRST = ("tests/spark/", "tests/integration/jobs/test_demo.py", "tests/integration/sending/test_outages.py")
 #: Has a JVM of its own.
 _APART = "tests/spark/test_testing_guide.py"
 

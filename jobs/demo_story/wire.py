@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from pairbus.domain.sections import (
+from pairbus.domain.amqp.sections import (
     ABSOLUTE_EXPIRY_TIME,
     CREATION_TIME,
     DELIVERY_ANNOTATIONS,

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
         ProvisioningError,
     )
     from .options import Namespace, PairingOptions
+    from .sending.event_hubs import PairedEventHubProducer
     from .sending.events import Event
-    from .sending.hubs import PairedEventHubProducer
     from .sending.pairing import PairedNamespace, pair_namespaces
     from .sending.sender import PairedSender
 
@@ -36,7 +36,7 @@ _HOMES = {
     "NotSupportedError": "errors",
     "OptionError": "errors",
     "PairbusError": "errors",
-    "PairedEventHubProducer": "sending.hubs",
+    "PairedEventHubProducer": "sending.event_hubs",
     "PairedNamespace": "sending.pairing",
     "PairedNamespaceClosedError": "errors",
     "PairedSender": "sending.sender",

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.homecoming import ROOT, Homecoming, say
+from tests.cluster.cluster_drain import ROOT, Homecoming, say
 from tests.cluster.spark_cluster import Cluster
-from tests.sending.conftest import Pair, both, collected, pair
-from tests.spark.conftest import spark
+from tests.support.pairing import Pair, both, collected, pair
+from tests.support.spark import spark
 
 __all__ = ["both", "collected", "pair", "spark"]
 

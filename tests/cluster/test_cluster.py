@@ -19,9 +19,9 @@ from collections.abc import Callable
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.cluster.homecoming import EXECUTORS, WINDOW, Homecoming
+from tests.cluster.cluster_drain import EXECUTORS, WINDOW, Homecoming
 from tests.cluster.processes import Process, kill, loaded_from
-from tests.sending.conftest import wait_until
+from tests.support.pairing import wait_until
 
 pytestmark = pytest.mark.cluster
 

@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 
 from pairbus.spark import Ledger
 from pairbus.spark.session import delta_jars
-from tests.from_file import module_from
-from tests.sending.conftest import Pair, wait_until
-from tests.spark.conftest import Backlog, write_toml
+from tests.support.from_file import module_from
+from tests.support.pairing import Pair, wait_until
+from tests.support.spark import Backlog, write_toml
 
 JOB = Path(__file__).resolve().parents[2] / "jobs" / "drain.py"
 

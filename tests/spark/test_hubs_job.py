@@ -5,10 +5,10 @@ from __future__ import annotations
 from azure.eventhub import EventData
 from pyspark.sql import SparkSession
 
-from pairbus.config import SyphonConfig
+from pairbus.config.syphon_config import SyphonConfig
 from pairbus.spark import syphon, verify
-from tests.sending.test_hubs import KEY, Hubs, annotations, body, hubs, hubs_bus
-from tests.spark.conftest import Backlog
+from tests.integration.sending.test_hubs import KEY, Hubs, annotations, body, hubs, hubs_bus
+from tests.support.spark import Backlog
 
 __all__ = ["hubs", "hubs_bus"]
 

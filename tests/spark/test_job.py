@@ -17,7 +17,7 @@ from azure.servicebus import ServiceBusMessage
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from pairbus.config import SyphonConfig
+from pairbus.config.syphon_config import SyphonConfig
 from pairbus.domain.backlog import queue_path
 from pairbus.domain.outcome import Held
 from pairbus.errors import ConfigError, OptionError, PairbusError
@@ -26,10 +26,10 @@ from pairbus.spark import Ledger, Syphon, SyphonError, syphon, verify
 from pairbus.spark import job as job_module
 from pairbus.spark.source import Note
 from pairbus.syphon.peeking import backlog_sequence_numbers
-from tests.localbus.process_fixtures import administer, with_key
-from tests.sending.conftest import Pair, wait_until
-from tests.spark import stand_ins
-from tests.spark.conftest import Backlog, write_journal, write_toml
+from tests.support import stand_ins
+from tests.support.pairing import Pair, wait_until
+from tests.support.process_fixtures import administer, with_key
+from tests.support.spark import Backlog, write_journal, write_toml
 
 
 @pytest.fixture

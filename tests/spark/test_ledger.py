@@ -17,8 +17,8 @@ from pairbus.errors import OptionError
 from pairbus.spark import Ledger, verify
 from pairbus.spark.ledger import BATCHES, OUTCOMES, BatchRow
 from pairbus.spark.verification import InDoubt, Missing, Repeat
-from pairbus.syphon.folding import JournalFolder
-from tests.spark.conftest import MOMENT, write_journal
+from pairbus.syphon.journal.folding import JournalFolder
+from tests.support.spark import MOMENT, write_journal
 
 
 @pytest.fixture

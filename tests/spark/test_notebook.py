@@ -21,10 +21,10 @@ from pyspark.sql import SparkSession
 from pairbus.domain.outcome import Outcome, QueueSummary
 from pairbus.spark import Ledger
 from pairbus.spark.ledger import BatchRow
-from pairbus.syphon.folding import JournalFolder
-from tests.spark.conftest import MOMENT, write_journal
+from pairbus.syphon.journal.folding import JournalFolder
+from tests.support.spark import MOMENT, write_journal
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "notebooks" / "after_the_outage.ipynb"
 
 

@@ -10,11 +10,11 @@ from pyspark.sql import SparkSession
 from pairbus.domain.backlog import queue_path
 from pairbus.domain.outcome import Head, Outcome, Rows
 from pairbus.spark import Ledger, verify
-from pairbus.syphon.folding import JournalFolder
-from pairbus.syphon.journal import open_journal
-from tests.sending.conftest import Pair
-from tests.spark.conftest import MOMENT, Backlog, write_toml
-from tests.test_documents import blocks
+from pairbus.syphon.journal.folding import JournalFolder
+from pairbus.syphon.journal.journal import open_journal
+from tests.architecture.test_documents import blocks
+from tests.support.pairing import Pair
+from tests.support.spark import MOMENT, Backlog, write_toml
 
 
 def test_the_guides_verification_looks_at_the_backlog(

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
-from pairbus.config import SyphonConfig
+from pairbus.config.syphon_config import SyphonConfig
 from pairbus.domain.outcome import Head, Held, QueueSummary
-from pairbus.spark import tasks
-from pairbus.spark.marks import KillMark, StopMark
-from pairbus.spark.tasks import Drain, DrainTask
-from pairbus.syphon.journal import read_journal
-from tests.spark.stand_ins import explode, row
-from tests.syphon.test_service import identity, identity_of, options_in, unusual_config
+from pairbus.spark import drain_task as tasks
+from pairbus.spark.drain_task import Drain, DrainTask
+from pairbus.spark.signals import KillMark, StopMark
+from pairbus.syphon.journal.journal import read_journal
+from tests.integration.syphon.test_service import identity, identity_of, options_in, unusual_config
+from tests.support.stand_ins import explode, row
 
 
 class Recorder:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pairbus.localbus import LocalBus
 from pairbus.spark.testing import syphon_config
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_guides_example_runs(tmp_path: Path) -> None:

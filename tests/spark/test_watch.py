@@ -18,13 +18,13 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 from pairbus.domain.backlog import queue_path
 from pairbus.domain.outcome import Held, QueueSummary
 from pairbus.errors import PairbusError
-from pairbus.spark.batches import BatchSummary, Once, SyphonError
+from pairbus.spark.batch_summary import BatchSummary, Once, SyphonError
 from pairbus.spark.source import BacklogReader, BacklogSource, DepthWatch, Note, QueuePartition
 from pairbus.syphon.depths import Depths, backlog_depths
 from pairbus.syphon.peeking import backlog_sequence_numbers
-from tests.localbus.process_fixtures import administer
-from tests.sending.conftest import Pair
-from tests.spark.conftest import Backlog
+from tests.support.pairing import Pair
+from tests.support.process_fixtures import administer
+from tests.support.spark import Backlog
 
 
 class Clock:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from urllib.parse import unquote, unquote_plus, urlsplit
 
-from . import conditions
+from . import bus_errors as conditions
 from .addresses import Address, Entities, locate, parse_address
-from .conditions import BusError
+from .bus_errors import BusError
 
 SEND, LISTEN, MANAGE = "Send", "Listen", "Manage"
 RIGHTS = (SEND, LISTEN, MANAGE)

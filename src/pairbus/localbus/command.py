@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
         with _interruptible():
             options = read_options(args)
             # Not above: to import the server takes longer than all else of the start, and is interrupted like it.
-            from .serving import serve
+            from .server_process import serve
 
             return serve(options)
     except UsageError as error:

@@ -12,9 +12,9 @@ from typing import Any
 
 import isodate
 
-from .broker import Broker
-from .conditions import BusError
-from .descriptions import HUB, QUEUE, SUBSCRIPTION, TOPIC, Setting, Shown
+from .broker.broker import Broker
+from .bus_errors import BusError
+from .rest.descriptions import HUB, QUEUE, SUBSCRIPTION, TOPIC, Setting, Shown
 from .settings import (
     DEFAULT_RULE,
     FOREVER,

@@ -19,7 +19,7 @@ from typing import Any
 
 from .auth import DEFAULT_KEY_NAME
 from .errors import LocalBusError
-from .fault_client import FaultClient
+from .faults.client import FaultClient
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0

@@ -15,26 +15,26 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import conditions
+from . import bus_errors as conditions
 from .addresses import Address, locate
+from .amqp.connection import AmqpConnection
+from .amqp.consumers import Consumer, HubConsumer
+from .amqp.dispatch import Dispatcher
+from .amqp.fairness import PATIENCE_SECONDS, Answers, Talkers
+from .amqp.links import LinkHandler
+from .amqp.operations import Operations
+from .amqp.producers import Producer
 from .auth import Authorizer
-from .broker import Broker
-from .conditions import BusError
-from .connection import AmqpConnection
-from .consumers import Consumer, HubConsumer
-from .delays import Delays
-from .dispatch import Dispatcher
-from .fairness import PATIENCE_SECONDS, Answers, Talkers
-from .faults import FaultError, Faults, covers, is_drop_now
-from .http import HttpProtocol, Request, Response
-from .hubs import Hub, Partition
-from .links import LinkHandler
-from .management import Management
-from .operations import Operations
-from .producers import Producer
-from .queues import Queue
-from .topics import Topic
-from .websocket import WebSocket, upgrade
+from .broker.broker import Broker
+from .bus_errors import BusError
+from .entities.hubs import Hub, Partition
+from .entities.queues import Queue
+from .entities.topics import Topic
+from .faults.delays import Delays
+from .faults.faults import FaultError, Faults, covers, is_drop_now
+from .rest.http import HttpProtocol, Request, Response
+from .rest.management import Management
+from .rest.websocket import WebSocket, upgrade
 
 log = logging.getLogger(__name__)
 

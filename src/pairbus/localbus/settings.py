@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from .conditions import INVALID_FIELD, BusError
+from .bus_errors import INVALID_FIELD, BusError
 
 #: The service's "for ever": .NET's TimeSpan.MaxValue, which the SDKs send as P10675199DT2H48M5.4775807S.
 FOREVER = timedelta(days=10675199, hours=2, minutes=48, seconds=5, microseconds=477581)

@@ -11,13 +11,14 @@ from typing import Any
 
 from azure.servicebus import ServiceBusMessage
 
-from ..domain.cost import operations_of
-from ..domain.health import Health, State
-from ..options import PairingOptions
-from ..telling import describe
+from pairbus.domain.cost import operations_of
+from pairbus.domain.health import Health, State
+from pairbus.options import PairingOptions
+from pairbus.runtime.redaction import describe_error
+
 from . import events
-from .classification import Meaning, is_shortage, is_unnamed, means
-from .lanes import Lane, Lanes
+from .connections import Lane, Lanes
+from .sdk.classification import Meaning, is_shortage, is_unnamed, means
 from .status import EntityStatus, Operations
 
 #: What is to be told: the kind of event, and when and how the error was that it came from.
@@ -101,7 +102,7 @@ class Entity:
         """A send that was begun then has failed in a way that counts; the health after it."""
         interval = self._options.seconds("failover_interval")
         with self._lock:
-            self._last_error = datetime.now(timezone.utc), describe(error)
+            self._last_error = datetime.now(timezone.utc), describe_error(error)
             before = self.health if self._well_at is None else self.health.succeeded(self._well_at)
             self._well_at = None
             news = self._change(before.failed(time.monotonic(), interval, sent_at))
@@ -154,7 +155,7 @@ class Entity:
                 return
             with self._lock:
                 now = time.monotonic()
-                self._last_ping = datetime.now(timezone.utc), None if error is None else describe(error)
+                self._last_ping = datetime.now(timezone.utc), None if error is None else describe_error(error)
                 news: _News = ()
                 if error is None:
                     news = self._change(self.health.ping_answered(now))
@@ -170,7 +171,7 @@ class Entity:
             if back:
                 return  # whatever its health is by now: the next failover has a task of its own
             if error is not None and not news:
-                self._tell(events.PING_FAILED, entity=self.name, error=describe(error))
+                self._tell(events.PING_FAILED, entity=self.name, error=describe_error(error))
             due = max(due, time.monotonic())
 
     def _ping(self) -> None:

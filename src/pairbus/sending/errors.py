@@ -7,7 +7,7 @@ from typing import Any
 
 from azure.servicebus.exceptions import MessageSizeExceededError, ServiceBusError
 
-from ..errors import PairbusError
+from pairbus.errors import PairbusError
 
 
 class NotParkableError(PairbusError, MessageSizeExceededError):

@@ -10,22 +10,23 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
 
-from ..bounded_credential import bounded
-from ..errors import OptionError, PairedNamespaceClosedError, PairingError
-from ..options import Namespace, PairingOptions, refuse_same
-from ..telling import describe
+from pairbus.errors import OptionError, PairedNamespaceClosedError, PairingError
+from pairbus.options import Namespace, PairingOptions, refuse_same
+from pairbus.runtime.bounded_credential import bounded
+from pairbus.runtime.redaction import describe_error
+
 from . import events
-from .credentials import Inquiry, KeyInquiry, TokenInquiry, gives_tokens, is_for_all
+from .backlog import Backlog
+from .connections import Guard, Lanes
+from .credential_check import Inquiry, KeyInquiry, TokenInquiry, gives_tokens, is_for_all
+from .embedded_syphon import PairingSyphon
 from .entity import Entity, entity_name
+from .event_hubs import PairedEventHubProducer, check_event_hubs, eventhub_sdk
 from .events import Announcer, Event
-from .hubs import PairedEventHubProducer, check_event_hubs, eventhub_sdk
-from .lanes import Guard, Lanes
-from .parking import Backlog
 from .provisioning import provision
-from .sdk import TOKEN_SCOPE, again, sender_to, service_bus_client
+from .sdk.service_bus import TOKEN_SCOPE, again, sender_to, service_bus_client
 from .sender import PairedSender
 from .status import Operations, PairingStatus
-from .syphoning import PairingSyphon
 
 #: How long one half may be open when the other is closed, and how long closing waits for connections to end.
 _HALF_SECONDS = 5.0
@@ -99,7 +100,7 @@ class Half:
         self._pairing._half_faulted(self, error)
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else f"faulted: {describe(self.error)}" if self.error else "open"
+        state = "closed" if self.closed else f"faulted: {describe_error(self.error)}" if self.error else "open"
         return f"<{self.role} {self.namespace.host}: {state}>"
 
 
@@ -363,7 +364,7 @@ class PairedNamespace:
                 return
             half.error = self.ended = error
         self._stop_pings()
-        self._tell(events.HALF_FAULTED, half=half.role, error=describe(error))
+        self._tell(events.HALF_FAULTED, half=half.role, error=describe_error(error))
         if self._syphon is not None:
             # Whoever moves messages between the two sees it at once: one half without the other is of no use to it.
             self._half_faulted(self._other(half), error)

@@ -24,12 +24,13 @@ from azure.core.exceptions import (
 )
 from azure.servicebus.management import QueueProperties, ServiceBusAdministrationClient
 
-from ..administration import administration_client
-from ..domain.backlog import PROPERTIES, differences, queue_path, unusable
-from ..errors import PairingError, ProvisioningError
-from ..options import Namespace
-from ..telling import describe
-from .sdk import PREMIUM_BATCH_LIMIT, STANDARD_LIMIT
+from pairbus.domain.backlog import PROPERTIES, differences, queue_path, unusable
+from pairbus.errors import PairingError, ProvisioningError
+from pairbus.options import Namespace
+from pairbus.runtime.administration import administration_client
+from pairbus.runtime.redaction import describe_error
+
+from .sdk.service_bus import PREMIUM_BATCH_LIMIT, STANDARD_LIMIT
 from .status import Operations
 
 _WORKERS = 8
@@ -107,7 +108,7 @@ def provision(
     for result in results:
         _refuse_unauthorised(result, secondary)
     missing = {
-        queue_path(primary.name, index): describe(result)
+        queue_path(primary.name, index): describe_error(result)
         for index, result in enumerate(results)
         if isinstance(result, Exception)
     }
@@ -115,8 +116,8 @@ def provision(
     if not queues and isinstance(results[0], _UNHEARD):
         raise ProvisioningError(
             f"the secondary {secondary.host} could not be asked for its backlog queues: "
-            f"{describe(results[0]).rstrip('.')}. Check its host, and its ca_file where a private authority has signed "
-            "its certificate",
+            f"{describe_error(results[0]).rstrip('.')}. Check its host, and its ca_file where a private authority has "
+            "signed its certificate",
             missing,
         )
     if not queues:
@@ -186,11 +187,11 @@ def _is_unauthorised(error: Exception) -> bool:
 def _refuse_unauthorised(result: BacklogQueue | Exception, secondary: Namespace) -> None:
     if isinstance(result, ClientAuthenticationError) and result.status_code is None:  # not by the service
         raise PairingError(
-            f"the credential of the secondary {secondary.host} gives no token: {describe(result)}"
+            f"the credential of the secondary {secondary.host} gives no token: {describe_error(result)}"
         ) from result
     if isinstance(result, Exception) and _is_unauthorised(result):
         raise PairingError(
             f"{secondary.host} does not let this credential look for or make backlog queues: "
-            f"{describe(result).rstrip('.')}. It must be one of the secondary, with the Manage right there (or the "
-            "role Azure Service Bus Data Owner)"
+            f"{describe_error(result).rstrip('.')}. It must be one of the secondary, with the Manage right there (or "
+            "the role Azure Service Bus Data Owner)"
         ) from result

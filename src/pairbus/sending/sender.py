@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 
-from ..domain.health import State
-from ..errors import NotSupportedError
-from .classification import Meaning, condition_of, is_timeout, is_unnamed, may_be_stale, means
-from .parking import Choice, Parcel, Parkable, Tried, examine
-from .sdk import (
+from pairbus.domain.health import State
+from pairbus.errors import NotSupportedError
+
+from .backlog import Choice, Parcel, Parkable, Tried, examine
+from .sdk.classification import Meaning, condition_of, is_timeout, is_unnamed, may_be_stale, means
+from .sdk.service_bus import (
     STANDARD_LIMIT,
     again,
     billed,

@@ -11,8 +11,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..syphon.peeking import backlog_sequence_numbers
-    from .batches import BatchSummary, SyphonError
+    from pairbus.syphon.peeking import backlog_sequence_numbers
+
+    from .batch_summary import BatchSummary, SyphonError
     from .job import Syphon, syphon
     from .ledger import Ledger
     from .session import spark_session
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 #: Where each public name lives. Imported when it is first asked for: Spark starts several processes for every query,
 #: and they need little of it.
 _HOMES = {
-    "BatchSummary": "batches",
+    "BatchSummary": "batch_summary",
     "Ledger": "ledger",
     "Syphon": "job",
-    "SyphonError": "batches",
+    "SyphonError": "batch_summary",
     "Verification": "verification",
     "backlog_sequence_numbers": ".syphon.peeking",
     "spark_session": "session",

@@ -27,22 +27,23 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ..config import SyphonConfig
-from ..domain.outcome import Held, Outcome
-from ..errors import OptionError, PairbusError
-from ..options import Namespace, refuse_same
-from ..syphon.depths import Depths, backlog_depths, none_exists_text, warn_of
-from ..syphon.drain import drain_queue, never
-from ..syphon.folding import JournalFolder
-from ..syphon.owed import LONGEST_LOCK
-from ..syphon.places import join
-from ..telling import describe
-from .batches import COUNTS, BatchSummary, Once, SyphonError
+from pairbus.config.syphon_config import SyphonConfig
+from pairbus.domain.outcome import Held, Outcome
+from pairbus.errors import OptionError, PairbusError
+from pairbus.options import Namespace, refuse_same
+from pairbus.runtime.redaction import describe_error
+from pairbus.syphon.depths import Depths, backlog_depths, none_exists_text, warn_of
+from pairbus.syphon.drain.drain import drain_queue, never
+from pairbus.syphon.drain.lock_tracking import LONGEST_LOCK
+from pairbus.syphon.journal.folding import JournalFolder
+from pairbus.syphon.journal.storage import join
+
+from .batch_summary import COUNTS, BatchSummary, Once, SyphonError
 from .checkpoint import CheckpointNote
+from .drain_task import SUMMARY, Drain, DrainTask, Trial, passed_on, summary_of
 from .ledger import BatchRow, Ledger, cause_of
-from .marks import KillMark, SharedSample, StopMark
+from .signals import KillMark, SharedSample, StopMark
 from .source import FORMAT, LONGEST_PAUSE, BacklogSource, Note
-from .tasks import SUMMARY, Drain, DrainTask, Trial, passed_on, summary_of
 
 log = logging.getLogger("pairbus.syphon")
 
@@ -258,7 +259,7 @@ class Syphon:
         try:
             depths = self._asked()
         except Exception as error:
-            raise SyphonError(f"the secondary does not say how deep the backlog is: {describe(error)}") from error
+            raise SyphonError(f"the secondary does not say how deep the backlog is: {describe_error(error)}") from error
         if depths.none_exists:
             raise SyphonError(none_exists_text(depths, self.config.secondary.resolve(), self._name))
         if not depths.total:
@@ -389,7 +390,7 @@ class Syphon:
         try:
             return self._asked()
         except Exception as error:  # the reader asks again, in its own time
-            log.warning("the secondary does not say how deep the backlog is (%s)", describe(error))
+            log.warning("the secondary does not say how deep the backlog is (%s)", describe_error(error))
             return None
 
     def _asked(self) -> Depths:

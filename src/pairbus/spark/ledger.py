@@ -23,10 +23,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from ..domain.outcome import QueueSummary
-from ..syphon.folding import Fold, JournalFolder, read_parts
-from ..syphon.places import join
-from .tasks import HELD
+from pairbus.domain.outcome import QueueSummary
+from pairbus.syphon.journal.folding import Fold, JournalFolder, read_parts
+from pairbus.syphon.journal.storage import join
+
+from .drain_task import HELD
 
 log = logging.getLogger("pairbus.syphon")
 

@@ -14,7 +14,7 @@ import pyspark
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from ..errors import OptionError
+from pairbus.errors import OptionError
 
 #: Delta for the pinned Spark, whose minor version is part of the name; 4.4.1 never came to Maven Central.
 DELTA = "io.delta:delta-spark_4.2_2.13:4.4.0"

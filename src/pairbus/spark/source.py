@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from ..telling import describe
+from pairbus.runtime.redaction import describe_error
 
 if TYPE_CHECKING:
-    from ..config import SyphonConfig
-    from ..options import Namespace
-    from ..syphon.depths import Depths
+    from pairbus.config.syphon_config import SyphonConfig
+    from pairbus.options import Namespace
+    from pairbus.syphon.depths import Depths
 
 log = logging.getLogger("pairbus.syphon")
 
@@ -106,7 +106,7 @@ class DepthWatch:
             self._failures += 1
             pause = min(self.retry_interval * 2 ** (self._failures - 1), LONGEST_PAUSE)
             self._next = self.clock() + pause
-            said = describe(error)
+            said = describe_error(error)
             log.warning("the secondary does not say how deep the backlog is; asking again in %.0f s (%s)", pause, said)
             return None
         self._failures = 0
@@ -149,7 +149,7 @@ class BacklogReader(DataSourceStreamReader):
 
     @cached_property
     def config(self) -> SyphonConfig:
-        from ..config import SyphonConfig
+        from pairbus.config.syphon_config import SyphonConfig
 
         given = self._given
         return SyphonConfig.from_mapping(json.loads(given)) if isinstance(given, str) else given
@@ -195,7 +195,7 @@ class BacklogReader(DataSourceStreamReader):
         return _read(partition)
 
     def _ask(self) -> Depths:
-        from ..syphon.depths import backlog_depths
+        from pairbus.syphon.depths import backlog_depths
 
         secondary = self._secondary or self.config.secondary.resolve()
         self._secondary = None  # a key may have been renewed: what fails is resolved anew

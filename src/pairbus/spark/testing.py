@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from pyspark.sql import SparkSession
 
-from ..config import NamespaceReference, SyphonConfig
+from pairbus.config.syphon_config import NamespaceReference, SyphonConfig
+
 from .session import spark_session
 
 _SMALL = {

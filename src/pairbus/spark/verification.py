@@ -13,8 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
-from ..domain.outcome import Outcome
-from ..errors import OptionError
+from pairbus.domain.outcome import Outcome
+from pairbus.errors import OptionError
+
 from .ledger import Ledger
 
 #: How many of each kind are named one by one; all are counted.

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ..administration import administration_client, max_delivery_count
-from ..domain.backlog import PROPERTIES, queue_path, told_queues
-from ..options import Namespace
+from pairbus.domain.backlog import PROPERTIES, queue_path, told_queues
+from pairbus.options import Namespace
+from pairbus.runtime.administration import administration_client, max_delivery_count
 
 log = logging.getLogger("pairbus.syphon")
 

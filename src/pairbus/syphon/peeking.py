@@ -8,15 +8,16 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ..domain.backlog import queue_path
-from ..domain.envelope import facts
-from ..domain.values import Long
-from ..errors import PairbusError
-from ..options import Namespace
-from .connection import Connection
+from pairbus.domain.amqp.codec import Long
+from pairbus.domain.backlog import queue_path
+from pairbus.domain.envelope import facts
+from pairbus.errors import PairbusError
+from pairbus.options import Namespace
+
+from .amqp.connection import Connection
+from .amqp.link import LinkError
+from .amqp.request_response import Requests
 from .depths import backlog_depths, none_exists_text
-from .link import LinkError
-from .requests import Requests
 
 #: As many as one peek may ask for; the service answers with fewer if they are large.
 _AT_ONCE = 1000

@@ -15,21 +15,22 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..domain.outcome import Head, Held, QueueSummary, held_over, out_of_reach
-from ..errors import PairbusError
-from ..options import Namespace, refuse_same
-from ..telling import describe
-from . import bounds
-from .bounds import aside, within
+from pairbus.domain.outcome import Head, Held, QueueSummary, held_over, out_of_reach
+from pairbus.errors import PairbusError
+from pairbus.options import Namespace, refuse_same
+from pairbus.runtime import bounded_call as bounds
+from pairbus.runtime.bounded_call import aside, within
+from pairbus.runtime.redaction import describe_error
+
 from .depths import Depths, backlog_depths, none_exists_text, warn_of, warn_of_wear
-from .drain import Drain, DrainOptions
-from .folding import JournalFolder
-from .journal import close_journal, open_journal
-from .owed import LONGEST_LOCK, OUT_OF_REACH_SECONDS
-from .places import join
+from .drain.drain import Drain, DrainOptions
+from .drain.lock_tracking import LONGEST_LOCK, OUT_OF_REACH_SECONDS
+from .journal.folding import JournalFolder
+from .journal.journal import close_journal, open_journal
+from .journal.storage import join
 
 if TYPE_CHECKING:
-    from ..config import Namespaces
+    from pairbus.config.syphon_config import Namespaces
 
 log = logging.getLogger("pairbus.syphon")
 
@@ -206,7 +207,7 @@ class Service:
                 try:
                     depths = self._ask()
                 except Exception as error:
-                    log.warning("the secondary does not say how deep the backlog is (%s)", describe(error))
+                    log.warning("the secondary does not say how deep the backlog is (%s)", describe_error(error))
                     fruitless += 1
                     pause = self._backoff(fruitless)
                     self._look_up_again()
@@ -251,7 +252,7 @@ class Service:
         try:
             return self._ask()
         except Exception as error:  # what the SDK and credentials raise is many things
-            raise PairbusError(f"[secondary] does not say how deep the backlog is: {describe(error)}") from error
+            raise PairbusError(f"[secondary] does not say how deep the backlog is: {describe_error(error)}") from error
 
     def _ask(self) -> Depths:
         operations = 1  # one that fails is billed as well
@@ -287,9 +288,9 @@ class Service:
         except (OSError, RuntimeError) as short:  # this process is, of files or of threads
             if "event loop" in str(short):
                 raise  # it is called from within one
-            log.warning("a round was cut short: %s", describe(short), exc_info=True)
+            log.warning("a round was cut short: %s", describe_error(short), exc_info=True)
             for index in queues.keys() - found.keys():
-                found[index] = QueueSummary(index, error=describe(short))
+                found[index] = QueueSummary(index, error=describe_error(short))
         finally:
             draining.close()  # it was not begun if no loop could be had for it
         return list(found.values())

@@ -1,0 +1,325 @@
+"""The sections of an encoded AMQP message: find, read, replace; nothing else is decoded.
+
+A message is carried as the bytes it was sent as. These functions say where each section lies, read single
+fields, and write a section anew with one field or entry changed, every other byte as it was.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Container, Iterable
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from .codec import AmqpDecodeError, Symbol, ULong, compound, decode, encode, encode_list, encode_map, skip
+
+HEADER = 0x70
+DELIVERY_ANNOTATIONS = 0x71
+MESSAGE_ANNOTATIONS = 0x72
+PROPERTIES = 0x73
+APPLICATION_PROPERTIES = 0x74
+DATA = 0x75
+SEQUENCE = 0x76
+VALUE = 0x77
+FOOTER = 0x78
+
+# The header's field that the broker counts in, by position.
+DELIVERY_COUNT = 4
+
+# Fields of the properties section, by position.
+MESSAGE_ID = 0
+USER_ID = 1
+TO = 2
+SUBJECT = 3
+REPLY_TO = 4
+CORRELATION_ID = 5
+CONTENT_TYPE = 6
+CONTENT_ENCODING = 7
+ABSOLUTE_EXPIRY_TIME = 8
+CREATION_TIME = 9
+GROUP_ID = 10
+GROUP_SEQUENCE = 11
+REPLY_TO_GROUP_ID = 12
+
+_SYMBOLIC = {
+    "amqp:header:list": HEADER,
+    "amqp:delivery-annotations:map": DELIVERY_ANNOTATIONS,
+    "amqp:message-annotations:map": MESSAGE_ANNOTATIONS,
+    "amqp:properties:list": PROPERTIES,
+    "amqp:application-properties:map": APPLICATION_PROPERTIES,
+    "amqp:data:binary": DATA,
+    "amqp:amqp-sequence:list": SEQUENCE,
+    "amqp:amqp-value:*": VALUE,
+    "amqp:footer:map": FOOTER,
+}
+_U32X2 = struct.Struct(">II")
+_SHORT_VALUES = (0xC0, 0xC1, 0xA0)
+_SHORT_TEXT = (0xA1, 0xA3)
+#: How many bytes a value of a fixed width takes with its format code; 0 for any other code.
+_SIZES = bytes({0x4: 1, 0x5: 2, 0x6: 3, 0x7: 5, 0x8: 9, 0x9: 17}.get(code >> 4, 0) for code in range(256))
+_LISTS = (0x45, 0xC0, 0xD0)
+_MAPS = (0xC1, 0xD1)
+_ALLOWED: dict[int, Container[int]] = {
+    HEADER: _LISTS,
+    DELIVERY_ANNOTATIONS: _MAPS,
+    MESSAGE_ANNOTATIONS: _MAPS,
+    PROPERTIES: _LISTS,
+    APPLICATION_PROPERTIES: _MAPS,
+    DATA: (0xA0, 0xB0),
+    SEQUENCE: _LISTS,
+    VALUE: range(256),
+    FOOTER: _MAPS,
+}
+
+
+class Section(NamedTuple):
+    """One section: its code, where it starts, where its value starts, where it ends."""
+
+    code: int
+    start: int
+    value: int
+    end: int
+
+
+#: What `Section(...)` does, without a Python call in between: every section of every message is made here.
+_new_section: Callable[[tuple[int, int, int, int]], Section] = partial(tuple.__new__, Section)
+
+
+class Entry(NamedTuple):
+    """One entry of an encoded map: its decoded key, and where key and value lie."""
+
+    key: Any
+    start: int
+    value: int
+    end: int
+
+
+def split(message: bytes, start: int = 0, seen: int = 0) -> list[Section]:
+    """All sections as they lie; raises `AmqpDecodeError` where the bytes are no AMQP message.
+
+    Their order is not enforced: Python's SDK writes delivery annotations behind the body. Who knows already what is
+    before `start` says which sections that were, a bit for each from the header's on.
+    """
+    sections: list[Section] = []
+    pos, size, body = start, len(message), 0
+    while pos < size:
+        if message[pos] != 0:
+            raise AmqpDecodeError(f"a section must begin with a descriptor, not 0x{message[pos]:02x}")
+        if pos + 2 < size and message[pos + 1] == 0x53:
+            code, value = message[pos + 2], pos + 3
+        else:
+            code, value = _odd_descriptor(message, pos + 1)
+        if not HEADER <= code <= FOOTER:
+            raise AmqpDecodeError(f"0x{code:02x} at byte {pos} is no section of a message")
+        bit = 1 << code - HEADER
+        if seen & bit and code not in (DATA, SEQUENCE):
+            raise AmqpDecodeError(f"section 0x{code:02x} at byte {pos} comes twice")
+        if DATA <= code <= VALUE:
+            if body not in (0, code):
+                raise AmqpDecodeError("a message has bodies of two kinds")
+            body = code
+        if value + 1 < size and message[value] in _SHORT_VALUES:  # nearly always
+            end = value + 2 + message[value + 1]
+            if end > size:
+                raise AmqpDecodeError(f"the value at byte {value} is cut off")
+        else:
+            end = skip(message, value)
+        if message[value] not in _ALLOWED[code]:
+            raise AmqpDecodeError(f"section 0x{code:02x} may not hold a 0x{message[value]:02x}")
+        sections.append(_new_section((code, pos, value, end)))
+        pos, seen = end, seen | bit
+    return sections
+
+
+def layout(message: bytes, start: int = 0, seen: int = 0) -> tuple[dict[int, Section], bytes, list[int]]:
+    """The sections by their codes; the bytes from the body on; all codes as they lie, if not in AMQP's order.
+
+    `start` and `seen` as in `split`; what is before the start must be in order.
+    """
+    found = split(message, start, seen)
+    where: dict[int, Section] = {}
+    last, body, ordered = HEADER + seen.bit_length() - 1 if seen else 0, len(message), True
+    for each in found:
+        code = each[0]
+        where[code] = each
+        if code < last:
+            ordered = False
+        elif code > APPLICATION_PROPERTIES >= last:
+            body = each[1]
+        last = code
+    if ordered:
+        return where, message[body:], []
+    behind = sorted((each for each in found if each.code > APPLICATION_PROPERTIES), key=lambda each: each.code)
+    return where, b"".join(message[each.start : each.end] for each in behind), [each.code for each in found]
+
+
+def _odd_descriptor(message: bytes, pos: int) -> tuple[int, int]:
+    """A descriptor written long (8-byte ulong) or as its symbol: rare, but allowed."""
+    descriptor, end = decode(message, pos)
+    if isinstance(descriptor, Symbol):
+        return _SYMBOLIC.get(str(descriptor), 0), end
+    if isinstance(descriptor, ULong):
+        return int(descriptor), end
+    raise AmqpDecodeError(f"the section descriptor at byte {pos} is neither a ulong nor a symbol")
+
+
+def bounds(message: bytes, value: int) -> list[int]:
+    """Where each field of the list at `value` begins, and behind them where the last one ends."""
+    count, pos, end = compound(message, value)
+    found = [pos]
+    try:
+        for _ in range(count):
+            code = message[pos]
+            if code == 0x40:  # most fields are null
+                pos += 1
+            elif code == 0xA1:
+                pos += 2 + message[pos + 1]
+            else:
+                pos = skip(message, pos)
+            found.append(pos)
+    except IndexError:
+        raise AmqpDecodeError("a list's fields are cut off") from None
+    if pos != end:
+        raise AmqpDecodeError("a list's fields do not fill its size")
+    return found
+
+
+def fields(message: bytes, value: int) -> list[tuple[int, int]]:
+    """Where each field of the list at `value` begins and ends."""
+    return list(pairwise(bounds(message, value)))
+
+
+def field(message: bytes, value: int, index: int) -> Any:
+    """One field of the list at `value`; None where it is null or the list is shorter."""
+    count, pos, _ = compound(message, value)
+    if index >= count:
+        return None
+    for _ in range(index):
+        pos = skip(message, pos)
+    return decode(message, pos)[0]
+
+
+def entries(message: bytes, value: int) -> list[Entry]:
+    """The entries of the map at `value`, keys decoded, values left where they lie."""
+    count, pos, end = compound(message, value)
+    if count % 2:
+        raise AmqpDecodeError("a map has an odd number of elements")
+    found = []
+    for _ in range(count // 2):
+        key, at = decode(message, pos)
+        after = skip(message, at)
+        found.append(Entry(key, pos, at, after))
+        pos = after
+    if pos != end:
+        raise AmqpDecodeError("a map's entries do not fill its size")
+    return found
+
+
+def pairs(message: bytes, value: int) -> list[tuple[int, int, int]]:
+    """Of each entry of the map at `value`: where its key begins, where its value does, and where it ends.
+
+    For who compares keys by their bytes: nothing is decoded.
+    """
+    count, pos, end = compound(message, value)
+    if count % 2:
+        raise AmqpDecodeError("a map has an odd number of elements")
+    spans = []
+    try:
+        for _ in range(count // 2):
+            at = pos + 2 + message[pos + 1] if message[pos] in _SHORT_TEXT else skip(message, pos)
+            code = message[at]
+            after = at + (_SIZES[code] or (message[at + 1] + 2 if code in _SHORT_TEXT else skip(message, at) - at))
+            spans.append((pos, at, after))
+            pos = after
+    except IndexError:
+        raise AmqpDecodeError("a map's entries are cut off") from None
+    if pos != end:
+        raise AmqpDecodeError("a map's entries do not fill its size")
+    return spans
+
+
+def check_map(message: bytes, value: int) -> None:
+    """Refuse a map that `entries` could not walk; its values are not looked into."""
+    for start, at, _ in pairs(message, value):
+        # Nearly always a short key of ASCII: every message with properties comes by here.
+        if message[start] not in _SHORT_TEXT or not message[start + 2 : at].isascii():
+            decode(message, start)
+
+
+def section(code: int, value: bytes) -> bytes:
+    """A section around an encoded value."""
+    return bytes((0, 0x53, code)) + value
+
+
+def fits_short(size: int, count: int) -> bool:
+    """Whether that many elements, of `size` bytes in all, fit a list or map with 8-bit sizes."""
+    return size < 255 and count < 256
+
+
+def list_section(head: bytes, parts: list[bytes], count: int, wide: bool = False) -> bytes:
+    """A section that is a list of encoded parts, behind the descriptor `head`; 32-bit sizes if `wide` or needed."""
+    raw = b"".join(parts)
+    if not wide and len(raw) < 255 and count < 256:
+        return b"".join((head, bytes((0xC0, len(raw) + 1, count)), raw))
+    return b"".join((head, b"\xd0", _U32X2.pack(len(raw) + 4, count), raw))
+
+
+def map_section(head: bytes, parts: list[bytes], count: int, wide: bool = False) -> bytes:
+    """The same for a map; `count` is that of keys and values."""
+    raw = b"".join(parts)
+    if not wide and len(raw) < 255 and count < 256:
+        return b"".join((head, bytes((0xC1, len(raw) + 1, count)), raw))
+    return b"".join((head, b"\xd1", _U32X2.pack(len(raw) + 4, count), raw))
+
+
+def replace_fields(message: bytes, found: Section, at: list[int], changes: Iterable[tuple[int, bytes]]) -> bytes:
+    """A list's whole section with fields, by ascending position, replaced; `at` are its `bounds`.
+
+    Unlike `with_fields` it keeps the descriptor, and 32-bit sizes where they were.
+    """
+    _, start, value, end = found
+    parts: list[bytes] = []
+    here = count = len(at) - 1
+    pos = at[0]
+    for index, raw in changes:
+        if index < here:
+            parts += (message[pos : at[index]], raw)
+            pos = at[index + 1]
+        else:
+            parts += (message[pos:end], b"\x40" * (index - count), raw)
+            pos, count = end, index + 1
+    parts.append(message[pos:end])
+    return list_section(message[start:value], parts, count, message[value] == 0xD0)
+
+
+def with_fields(message: bytes, value: int | None, changes: dict[int, bytes]) -> bytes:
+    """The list at `value` (None: an empty one) with some fields, by position, replaced by encoded ones."""
+    parts = [] if value is None else [message[a:b] for a, b in fields(message, value)]
+    for index, raw in changes.items():
+        parts.extend([b"\x40"] * (index + 1 - len(parts)))
+        parts[index] = raw
+    return encode_list(parts)
+
+
+def with_entries(message: bytes, value: int | None, changes: dict[str, bytes | None], key_type: type = str) -> bytes:
+    """The map at `value` (None: an empty one) with entries set to encoded values, or removed by None.
+
+    An entry that is there keeps its place and the encoding of its key; a new one goes to the end.
+    """
+    parts: list[bytes] = []
+    seen: set[str] = set()
+    if value is not None:
+        for entry in entries(message, value):
+            name = str(entry.key) if isinstance(entry.key, str) else None
+            if name is None or name not in changes:
+                parts += (message[entry.start : entry.value], message[entry.value : entry.end])
+                continue
+            seen.add(name)
+            raw = changes[name]
+            if raw is not None:
+                parts += (message[entry.start : entry.value], raw)
+    for name, raw in changes.items():
+        if name not in seen and raw is not None:
+            parts += (encode(key_type(name)), raw)
+    return encode_map(parts)

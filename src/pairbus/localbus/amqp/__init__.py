@@ -1,0 +1,1 @@
+"""AMQP: Proton's engine, the wire, connections, links and request nodes."""

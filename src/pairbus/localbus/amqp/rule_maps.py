@@ -1,0 +1,102 @@
+"""Rules as `$management` carries them: maps when one is added, described lists when they are listed."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+from pairbus.domain.amqp.codec import AmqpDecodeError, Described, Long, Timestamp, ULong, decode
+from pairbus.domain.sqlfilter.values import kind_of
+from pairbus.localbus.entities.payload import encode_plain, plain
+from pairbus.localbus.settings import (
+    CorrelationFilter,
+    FalseFilter,
+    RuleFilter,
+    RuleSettings,
+    SqlExpression,
+    TrueFilter,
+)
+
+# Descriptors of the described lists in which rules travel.
+_RULE, _NO_ACTION, _SQL_ACTION = ULong(0x13700000004), ULong(0x13700000005), ULong(0x13700000006)
+_SQL, _TRUE, _FALSE = ULong(0x1370000006), ULong(0x1370000007), ULong(0x1370000008)
+_CORRELATION = ULong(0x1370000009)
+
+
+def read_rule(name: str, description: dict[Any, Any]) -> RuleSettings:
+    """A rule as `add-rule` carries it: maps of the filter and the action."""
+    found = {str(key): value for key, value in description.items()}
+    chosen: RuleFilter = TrueFilter()
+    if (sql := _map(found, "sql-filter")) is not None:
+        text = str(sql.get("expression"))
+        chosen = TrueFilter() if text.replace(" ", "") == "1=1" else SqlExpression(text)
+    elif (parts := _map(found, "correlation-filter")) is not None:
+        texts = {
+            ours: str(parts[theirs])
+            for ours, theirs in (
+                ("correlation_id", "correlation-id"),
+                ("message_id", "message-id"),
+                ("to", "to"),
+                ("reply_to", "reply-to"),
+                ("label", "label"),
+                ("session_id", "session-id"),
+                ("reply_to_session_id", "reply-to-session-id"),
+                ("content_type", "content-type"),
+            )
+            if parts.get(theirs) is not None
+        }
+        given = _map(parts, "properties") or {}
+        properties = {k: _simple(v) for k, v in given.items()}
+        spelling = {k: ("long", str(int(v))) for k, v in given.items() if isinstance(v, Long)}
+        chosen = CorrelationFilter(**texts, properties=properties, spelling=spelling)
+    elif "false-filter" in found:
+        chosen = FalseFilter()
+    expression = (_map(found, "sql-rule-action") or {}).get("expression")
+    return RuleSettings(name, chosen, None if expression is None else SqlExpression(str(expression)))
+
+
+def _map(description: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """A map within a description; what is no map is not taken for a rule without it, which would take everything."""
+    found = description.get(name)
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        raise AmqpDecodeError(f"the '{name}' of a rule must be a map")
+    return {str(key): value for key, value in found.items()}
+
+
+def _simple(value: Any) -> Any:
+    found = plain(value)
+    if found is not None and kind_of(found) is None:
+        raise AmqpDecodeError("a correlation filter compares with simple values only")
+    return found
+
+
+def write_rule(rule: RuleSettings, created_at: float) -> Described:
+    """A rule as `enumerate-rules` returns it."""
+    chosen, filter = rule.filter, Described(_TRUE, [])
+    if isinstance(chosen, FalseFilter):
+        filter = Described(_FALSE, [])
+    elif isinstance(chosen, SqlExpression):
+        filter = Described(_SQL, [chosen.text, 20])
+    elif isinstance(chosen, CorrelationFilter):
+        fields = [
+            chosen.correlation_id, chosen.message_id, chosen.to, chosen.reply_to, chosen.label, chosen.session_id,
+            chosen.reply_to_session_id, chosen.content_type,
+            {k: _amqp(v, chosen.spelling.get(k)) for k, v in chosen.properties.items()},
+        ]  # fmt: skip
+        filter = Described(_CORRELATION, fields)
+    action = Described(_NO_ACTION, [])
+    if rule.action is not None:
+        action = Described(_SQL_ACTION, [rule.action.text, 20])
+    created = Timestamp(int(created_at * 1000))
+    return Described(_RULE, [filter, action, rule.name, created])
+
+
+def _amqp(value: Any, spelling: tuple[str, str] | None) -> Any:
+    """A value of a rule with its AMQP type; one that has none is text."""
+    if spelling is not None and spelling[0] == "long":
+        value = Long(value)
+    elif isinstance(value, Decimal):
+        value = float(value)  # the value library cannot write decimals
+    return decode(encode_plain(value))[0]

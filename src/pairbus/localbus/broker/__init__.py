@@ -1,0 +1,1 @@
+"""The broker: the catalog of entities, message routing, and the SQLite store."""

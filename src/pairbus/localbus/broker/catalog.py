@@ -1,0 +1,391 @@
+"""The entities of a namespace: created, found whatever the case of their names, updated, deleted, kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pairbus.localbus import bus_errors as conditions
+from pairbus.localbus.addresses import Address, Place
+from pairbus.localbus.bus_errors import BusError, disabled, not_found
+from pairbus.localbus.entities.effects import Effects
+from pairbus.localbus.entities.hubs import Hub
+from pairbus.localbus.entities.queues import DEAD_LETTER_SUFFIX, Queue
+from pairbus.localbus.entities.topics import Rule, Subscription, Topic, inbox_settings
+from pairbus.localbus.settings import (
+    DEFAULT_RULE,
+    HubSettings,
+    QueueSettings,
+    RuleSettings,
+    TopicSettings,
+    check_subscription_name,
+)
+
+from .settings_json import dump_settings, dump_subscription, load_settings, load_subscription
+from .store import EntityRow, Store
+
+#: An entity with its sub-queues takes this many ids: itself, dead letters, transfer dead letters, one spare.
+IDS_PER_ENTITY = 4
+#: The statuses in which messages stay where they are.
+_NOT_RECEIVED_FROM = ("Disabled", "ReceiveDisabled")
+_IMMUTABLE = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
+
+
+class Catalog:
+    """All entities, by lower-case path. `on_delete` is told of every queue that goes, `on_change` of new settings."""
+
+    def __init__(
+        self,
+        effects: Effects,
+        store: Store,
+        clock: Callable[[], float],
+        on_delete: Callable[[Queue | Hub], None],
+        on_change: Callable[[Queue], None],
+    ) -> None:
+        self._effects = effects
+        self._store = store
+        self._clock = clock
+        self._on_delete = on_delete
+        self._on_change = on_change
+        self._queues: dict[str, Queue] = {}
+        self._topics: dict[str, Topic] = {}
+        self._hubs: dict[str, Hub] = {}
+        self._next_id = IDS_PER_ENTITY
+        #: The topic whose inbox has this id.
+        self.topic_of_inbox: dict[int, Topic] = {}
+        self.by_id: dict[int, Queue] = {}
+
+    # --- finding -------------------------------------------------------------------------------------
+
+    def queues(self) -> list[Queue]:
+        return [self._queues[key] for key in sorted(self._queues)]
+
+    def topics(self) -> list[Topic]:
+        return [self._topics[key] for key in sorted(self._topics)]
+
+    def hubs(self) -> list[Hub]:
+        return [self._hubs[key] for key in sorted(self._hubs)]
+
+    def queue(self, path: str) -> Queue | None:
+        return self._queues.get(path.lower())
+
+    def topic(self, path: str) -> Topic | None:
+        return self._topics.get(path.lower())
+
+    def hub(self, path: str) -> Hub | None:
+        return self._hubs.get(path.lower())
+
+    def subscription(self, topic: str, name: str) -> Subscription | None:
+        found = self.topic(topic)
+        return None if found is None else found.subscriptions.get(name.lower())
+
+    def find(self, address: Address) -> Queue | Topic | Hub:
+        """What an address means; a queue stands for a subscription and for sub-queues too."""
+        queue: Queue | None
+        if address.is_part_of_hub:
+            hub = self.hub(address.entity)
+            if hub is None or address.sub_queue is not None:
+                raise not_found(address.name)
+            return hub
+        if address.subscription is not None:
+            subscription = self.subscription(address.entity, address.subscription)
+            queue = None if subscription is None else subscription.queue
+        else:
+            queue = self.queue(address.entity)
+            if queue is None and address.sub_queue is None:
+                other = self.topic(address.entity) or self.hub(address.entity)
+                if other is not None:
+                    return other
+        if queue is not None and address.sub_queue is not None:
+            queue = queue.dead_letters if address.sub_queue == "dead" else queue.transfer_dead_letters
+        if queue is None:
+            raise not_found(address.path)
+        return queue
+
+    def parent(self, queue: Queue) -> Queue:
+        """The queue or subscription itself, also for one of its sub-queues."""
+        return self.by_id.get(queue.id - queue.id % IDS_PER_ENTITY, queue)
+
+    def check_enabled(self, queue: Queue, doing: str) -> None:
+        """Refuse what takes messages out of a queue whose status does not allow it."""
+        parent = self.parent(queue)
+        if parent.settings.status in _NOT_RECEIVED_FROM:
+            raise disabled(parent.path, f"{doing} '{queue.path}'")
+
+    # --- queues --------------------------------------------------------------------------------------
+
+    def create_queue(self, settings: QueueSettings) -> Queue:
+        self._must_be_free(settings.name)
+        self._check_forwards(settings, settings.name)
+        queue = self._build(self._take_ids(), settings.name, settings)
+        self._queues[settings.name.lower()] = queue
+        self._keep("queue", queue.id, settings.name, settings, queue.created_at, queue.updated_at)
+        return queue
+
+    def update_queue(self, settings: QueueSettings) -> Queue:
+        queue = self.queue(settings.name)
+        if queue is None:
+            raise not_found(settings.name)
+        _check_fixed(queue.settings, settings)
+        self._check_forwards(settings, settings.name)
+        settings = settings.changed(name=queue.settings.name)
+        self._reconfigure(queue, settings)
+        self._keep("queue", queue.id, settings.name, settings, queue.created_at, queue.updated_at)
+        return queue
+
+    def delete_queue(self, path: str) -> None:
+        queue = self._queues.pop(path.lower(), None)
+        if queue is None:
+            raise not_found(path)
+        self._discard(queue)
+
+    # --- topics --------------------------------------------------------------------------------------
+
+    def create_topic(self, settings: TopicSettings) -> Topic:
+        self._must_be_free(settings.name)
+        now = self._clock()
+        inbox = self._build(self._take_ids(), settings.name, inbox_settings(settings))
+        topic = Topic(settings, inbox, now)
+        self._topics[settings.name.lower()] = topic
+        self.topic_of_inbox[inbox.id] = topic
+        self._keep("topic", inbox.id, settings.name, settings, now, now)
+        return topic
+
+    def update_topic(self, settings: TopicSettings) -> Topic:
+        topic = self._existing_topic(settings.name)
+        _check_fixed(topic.settings, settings)
+        topic.settings = settings.changed(name=topic.settings.name)
+        topic.inbox.reconfigure(inbox_settings(topic.settings))
+        topic.updated_at = self._clock()
+        kept = topic.settings
+        self._keep("topic", topic.inbox.id, kept.name, kept, topic.created_at, topic.updated_at)
+        return topic
+
+    def delete_topic(self, path: str) -> None:
+        topic = self._existing_topic(path)
+        for name in list(topic.subscriptions):
+            self.delete_subscription(path, name)
+        del self._topics[path.lower()]
+        del self.topic_of_inbox[topic.inbox.id]
+        self._discard(topic.inbox)
+
+    def create_subscription(self, topic: str, settings: QueueSettings, rule: RuleSettings | None) -> Subscription:
+        check_subscription_name(settings.name)
+        owner = self._existing_topic(topic)
+        if settings.name.lower() in owner.subscriptions:
+            raise _exists(f"{topic}/Subscriptions/{settings.name}")
+        path = f"{owner.settings.name}/Subscriptions/{settings.name}"
+        self._check_forwards(settings, path)
+        first = Rule(rule or RuleSettings(DEFAULT_RULE), self._clock())
+        queue = self._build(self._take_ids(), path, settings)
+        subscription = Subscription(settings.name, queue, queue.created_at)
+        owner.subscriptions[settings.name.lower()] = subscription
+        subscription.rules[first.settings.name.lower()] = first
+        owner.accessed_at = queue.created_at
+        self._keep_subscription(owner, subscription)
+        return subscription
+
+    def update_subscription(self, topic: str, settings: QueueSettings) -> Subscription:
+        owner, subscription = self._existing_subscription(topic, settings.name)
+        _check_fixed(subscription.settings, settings)
+        self._check_forwards(settings, subscription.queue.path)
+        self._reconfigure(subscription.queue, settings.changed(name=subscription.name))
+        subscription.updated_at = subscription.queue.updated_at
+        self._keep_subscription(owner, subscription)
+        return subscription
+
+    def delete_subscription(self, topic: str, name: str) -> None:
+        owner, subscription = self._existing_subscription(topic, name)
+        del owner.subscriptions[name.lower()]
+        self._discard(subscription.queue)
+
+    def create_rule(self, topic: str, subscription: str, rule: RuleSettings) -> Rule:
+        owner, found = self._existing_subscription(topic, subscription)
+        if rule.name.lower() in found.rules:
+            raise _exists(f"{found.queue.path}/Rules/{rule.name}")
+        return self._set_rule(owner, found, rule)
+
+    def update_rule(self, topic: str, subscription: str, rule: RuleSettings) -> Rule:
+        owner, found = self._existing_subscription(topic, subscription)
+        if rule.name.lower() not in found.rules:
+            raise not_found(f"{found.queue.path}/Rules/{rule.name}")
+        return self._set_rule(owner, found, rule)
+
+    def delete_rule(self, topic: str, subscription: str, name: str) -> None:
+        owner, found = self._existing_subscription(topic, subscription)
+        if found.rules.pop(name.lower(), None) is None:
+            raise not_found(f"{found.queue.path}/Rules/{name}")
+        self._keep_subscription(owner, found)
+
+    def _set_rule(self, topic: Topic, subscription: Subscription, settings: RuleSettings) -> Rule:
+        rule = Rule(settings, self._clock())
+        subscription.rules[settings.name.lower()] = rule
+        subscription.queue.accessed_at = rule.created_at
+        self._keep_subscription(topic, subscription)
+        return rule
+
+    # --- hubs ----------------------------------------------------------------------------------------
+
+    def create_hub(self, settings: HubSettings) -> Hub:
+        self._must_be_free(settings.name)
+        now = self._clock()
+        hub = Hub(self._take_ids(), settings, now)
+        self._hubs[settings.name.lower()] = hub
+        self._keep("hub", hub.id, settings.name, settings, now, now)
+        return hub
+
+    def delete_hub(self, path: str) -> None:
+        hub = self._hubs.pop(path.lower(), None)
+        if hub is None:
+            raise not_found(path)
+        self._store.delete_entity(hub.id, ())
+        self._on_delete(hub)
+
+    # --- keeping -------------------------------------------------------------------------------------
+
+    def restore(self, row: EntityRow) -> None:
+        """Bring an entity back from the store; its messages follow."""
+        self._next_id = max(self._next_id, row.id + IDS_PER_ENTITY)
+        if row.kind == "queue":
+            kept = load_settings(QueueSettings, row.settings)
+            self._queues[row.path.lower()] = self._build(row.id, row.path, kept, row)
+        elif row.kind == "hub":
+            self._hubs[row.path.lower()] = Hub(row.id, load_settings(HubSettings, row.settings), row.created)
+        elif row.kind == "topic":
+            settings = load_settings(TopicSettings, row.settings)
+            topic = Topic(settings, self._build(row.id, row.path, inbox_settings(settings), row), row.created)
+            topic.updated_at = row.updated
+            self._topics[row.path.lower()] = topic
+            self.topic_of_inbox[row.id] = topic
+        else:
+            owner, kept, rules = load_subscription(row.settings)
+            queue = self._build(row.id, row.path, kept, row)
+            subscription = Subscription(queue.settings.name, queue, row.created)
+            subscription.updated_at = row.updated
+            for rule, created in rules:
+                subscription.rules[rule.name.lower()] = Rule(rule, created)
+            self._existing_topic(owner).subscriptions[subscription.name.lower()] = subscription
+
+    def _keep(self, kind: str, id: int, path: str, settings: Any, created: float, updated: float) -> None:
+        self._store.put_entity(EntityRow(id, kind, path, dump_settings(settings), created, updated))
+
+    def _keep_subscription(self, topic: Topic, subscription: Subscription) -> None:
+        rules = [(rule.settings, rule.created_at) for rule in subscription.rules.values()]
+        data = dump_subscription(topic.settings.name, subscription.settings, rules)
+        queue = subscription.queue
+        self._store.put_entity(
+            EntityRow(queue.id, "subscription", queue.path, data, queue.created_at, queue.updated_at)
+        )
+
+    # --- building ------------------------------------------------------------------------------------
+
+    def _take_ids(self) -> int:
+        id = self._next_id
+        self._next_id += IDS_PER_ENTITY
+        return id
+
+    def _build(self, id: int, path: str, settings: QueueSettings, row: EntityRow | None = None) -> Queue:
+        sub = _sub_queue_settings(settings, settings.forward_dead_lettered_messages_to)
+        dead = Queue(id + 1, path + DEAD_LETTER_SUFFIX, sub, self._effects)
+        stranded = Queue(
+            id + 2, f"{path}/$Transfer{DEAD_LETTER_SUFFIX}", _sub_queue_settings(settings, None), self._effects
+        )
+        queue = Queue(id, path, settings, self._effects, dead_letters=dead)
+        queue.transfer_dead_letters = stranded
+        now = self._clock()
+        queue.created_at = now if row is None else row.created
+        queue.updated_at = now if row is None else row.updated
+        queue.accessed_at = now
+        for each in (queue, dead, stranded):
+            self.by_id[each.id] = each
+        return queue
+
+    def _reconfigure(self, queue: Queue, settings: QueueSettings) -> None:
+        queue.reconfigure(settings)
+        if queue.dead_letters is not None:
+            forward = settings.forward_dead_lettered_messages_to
+            queue.dead_letters.reconfigure(_sub_queue_settings(settings, forward))
+            self._on_change(queue.dead_letters)
+        if queue.transfer_dead_letters is not None:
+            queue.transfer_dead_letters.reconfigure(_sub_queue_settings(settings, None))
+            self._on_change(queue.transfer_dead_letters)
+        queue.updated_at = self._clock()
+        self._on_change(queue)
+
+    def _discard(self, queue: Queue) -> None:
+        for each in (queue, queue.dead_letters, queue.transfer_dead_letters):
+            if each is not None:
+                each.drop_all()
+                del self.by_id[each.id]
+                self._on_delete(each)
+        self._store.delete_entity(queue.id, (queue.id, queue.id + 1, queue.id + 2))
+
+    # --- rules for all -------------------------------------------------------------------------------
+
+    def _must_be_free(self, path: str) -> None:
+        if Place.of(path) != Place(path):
+            raise BusError(
+                conditions.INVALID_FIELD,
+                f"'{path}' is how something of a topic's subscriptions is named: no queue, topic or event hub can be.",
+            )
+        key = path.lower()
+        if key in self._queues or key in self._topics or key in self._hubs:
+            raise _exists(path)
+
+    def _check_forwards(self, settings: QueueSettings, path: str) -> None:
+        """A destination must exist first; what has sessions forwards only where it is partitioned, as on Azure."""
+        if settings.requires_session and settings.forward_to is not None and not settings.enable_partitioning:
+            raise BusError(
+                conditions.INVALID_FIELD,
+                f"SubCode=40000. Bad Request. '{path}' requires sessions, so it cannot forward to "
+                f"'{settings.forward_to}': let it have no sessions (its destination may have them).",
+            )
+        for target in (settings.forward_to, settings.forward_dead_lettered_messages_to):
+            if target is None:
+                continue
+            if self.queue(target) is None and self.topic(target) is None:
+                raise BusError(
+                    conditions.INVALID_FIELD,
+                    f"The forwarding destination '{target}' of '{path}' does not exist in this namespace.",
+                )
+
+    def _existing_topic(self, path: str) -> Topic:
+        topic = self.topic(path)
+        if topic is None:
+            raise not_found(path)
+        return topic
+
+    def _existing_subscription(self, topic: str, name: str) -> tuple[Topic, Subscription]:
+        owner = self._existing_topic(topic)
+        subscription = owner.subscriptions.get(name.lower())
+        if subscription is None:
+            raise not_found(f"{topic}/Subscriptions/{name}")
+        return owner, subscription
+
+
+def _sub_queue_settings(settings: QueueSettings, forward: str | None) -> QueueSettings:
+    """A dead-letter queue: the lock time of its parent, no life time, no sessions, nowhere to give up to."""
+    return QueueSettings(
+        settings.name,
+        lock_duration=settings.lock_duration,
+        max_delivery_count=2147483647,
+        max_message_size_in_kilobytes=settings.max_message_size_in_kilobytes,
+        forward_to=forward,
+    )
+
+
+def _exists(path: str) -> BusError:
+    return BusError(
+        conditions.ENTITY_EXISTS,
+        f"The messaging entity '{path}' already exists.",
+    )
+
+
+def _check_fixed(old: Any, new: Any) -> None:
+    for name in _IMMUTABLE:
+        if getattr(old, name, None) != getattr(new, name, None):
+            raise BusError(
+                conditions.INVALID_FIELD,
+                f"SubCode=40000. The property '{name}' of '{old.name}' cannot be changed after creation: "
+                f"it is {getattr(old, name)}.",
+            )

@@ -1,0 +1,1 @@
+"""Entity logic without I/O: queues, sessions, topics, event hubs and their messages."""

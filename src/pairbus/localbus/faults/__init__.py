@@ -1,0 +1,1 @@
+"""Fault injection: fault rules, their client, and added latency."""

@@ -1,0 +1,360 @@
+"""Faults that can be set at run time: what the real service does on a bad day, on demand.
+
+Pure: rules in, decisions out. A rule names an entity or all (`*`), what goes wrong, and for how long or how often.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pairbus.localbus import bus_errors as conditions
+from pairbus.localbus.bus_errors import BusError
+
+#: What can be set, and which parameters each takes.
+KINDS: dict[str, tuple[str, ...]] = {
+    "unavailable": ("condition",),
+    "black-hole": (),
+    "drop": ("after",),
+    "reject": ("condition", "description", "rate"),
+    "busy": ("rate",),
+    "internal-error": ("rate",),
+    "lock-lost": ("rate",),
+    "late-settle": ("delay",),
+    "lost-settle": ("rate",),
+    "lost-accept": ("rate",),
+    "latency": ("delay",),
+    "quota": (),
+    "size-limit": ("limit",),
+}
+_COMMON = ("entity", "kind", "count", "seconds")
+_DEFAULTS: dict[str, Any] = {"rate": 1.0, "condition": None, "description": None, "after": 0, "delay": 0.0, "limit": 0}
+#: These are states rather than strikes: there is nothing to count.
+_UNCOUNTED = ("black-hole", "latency", "size-limit")
+#: How many places are remembered with the faults that strike there.
+_REMEMBERED = 1000
+
+_LONGEST = 86400.0
+_REQUESTS = (
+    "black-hole", "busy", "internal-error", "unavailable", "lock-lost", "late-settle", "lost-settle", "reject",
+    "quota", "lost-accept",
+)  # fmt: skip
+
+_SETTLE = "com.microsoft:update-disposition"
+_LOCKED = (_SETTLE, "com.microsoft:renew-lock", "com.microsoft:renew-session-lock")
+_SEND = "com.microsoft:schedule-message"
+
+
+#: What may follow an entity's name in the name of something that is its own.
+_OWN = re.compile(r"(/subscriptions/[^/]+)?(/(\$transfer/)?\$deadletterqueue)?(/\$management)?")
+
+
+class FaultError(ValueError):
+    """A fault that cannot be set; the text says what would be right."""
+
+
+@dataclass
+class Fault:
+    """One rule. `count` is how often it still strikes (None: always), `until` when it ends."""
+
+    id: int
+    kind: str
+    entity: str
+    parameters: dict[str, Any]
+    count: int | None = None
+    until: float | None = None
+
+    def ended(self, now: float) -> bool:
+        return self.count == 0 or (self.until is not None and now >= self.until)
+
+    def strikes(self, path: str) -> bool:
+        return self.entity == "*" or covers(self.entity, path)
+
+    def describe(self) -> dict[str, Any]:
+        return {"id": self.id, "kind": self.kind, "entity": self.entity, "count": self.count, **self.parameters}
+
+
+@dataclass
+class Decision:
+    """What happens to one operation: several faults may add up."""
+
+    error: BusError | None = None
+    swallow: bool = False
+    silent: bool = False
+    latency: float = 0.0
+    late: float = 0.0
+
+
+@dataclass
+class Faults:
+    """All faults of a server. `active` is False while there are none: then nobody asks."""
+
+    clock: Callable[[], float]
+    chance: Callable[[], float] = random.random
+    active: bool = False
+    _faults: dict[int, Fault] = field(default_factory=dict)
+    _ids: Any = field(default_factory=lambda: itertools.count(1))
+    _carried: dict[int, int] = field(default_factory=dict)
+    #: Path and kinds → the faults that strike there: who is struck asks for every message.
+    _struck: dict[tuple[str, tuple[str, ...]], list[Fault]] = field(default_factory=dict)
+    #: What becomes of a settlement that is only slow: nobody changes it.
+    _only_late: Decision = field(default_factory=Decision)
+
+    # --- setting ---------------------------------------------------------------------------------------
+
+    def read(self, request: dict[str, Any]) -> Fault:
+        """A fault from its plain description, not yet set; every mistake in it is named."""
+        kind = request.get("kind")
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise FaultError(f"unknown fault {kind!r}; there are: {', '.join(KINDS)}")
+        allowed = KINDS[kind]
+        unknown = set(request) - set(_COMMON) - set(allowed)
+        if unknown:
+            raise FaultError(
+                f"the fault {kind!r} does not take {', '.join(sorted(unknown))}; it takes "
+                f"{', '.join((*allowed, 'entity', 'count', 'seconds'))}"
+            )
+        parameters = {name: request.get(name, _DEFAULTS[name]) for name in allowed}
+        _check(kind, parameters)
+        seconds, count = request.get("seconds"), request.get("count")
+        if seconds is not None and (not _is_number(seconds) or not 0 < seconds <= _LONGEST):
+            raise FaultError(f"seconds must be a number above 0 and up to {_LONGEST:g}, not {seconds!r}")
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+            raise FaultError(f"count must be a whole number from 1, not {count!r}")
+        if count is not None and kind in _UNCOUNTED:
+            raise FaultError(f"the fault {kind!r} lasts: it takes seconds, not count")
+        entity = request.get("entity", "*")
+        if not isinstance(entity, str) or not entity.strip("/"):
+            raise FaultError(f"entity must be a path or '*', not {entity!r}")
+        if is_drop_now(kind, parameters) and (seconds is not None or count is not None):
+            raise FaultError("connections that are dropped now are dropped once: give after=N, or no count and seconds")
+        until = None if seconds is None else self.clock() + seconds
+        return Fault(next(self._ids), kind, entity.strip("/").lower(), parameters, count, until)
+
+    def add(self, fault: Fault) -> Fault:
+        """Set a fault."""
+        self._faults[fault.id] = fault
+        self._struck.clear()
+        self.active = True
+        return fault
+
+    def remove(self, id: int) -> bool:
+        """End a fault; False if there is none of that number (any more)."""
+        found = self._faults.pop(id, None) is not None
+        self._struck.clear()
+        self.active = bool(self._faults)
+        return found
+
+    def clear(self) -> None:
+        self._faults.clear()
+        self._struck.clear()
+        self.active = False
+
+    def listed(self) -> list[dict[str, Any]]:
+        """What is set and has not ended."""
+        now = self.clock()
+        return [fault.describe() for fault in self._faults.values() if not fault.ended(now)]
+
+    # --- asking ----------------------------------------------------------------------------------------
+
+    def _for(self, path: str, *kinds: str) -> list[Fault]:
+        found = self._struck.get((path, kinds))
+        if found is not None and (not found or not self._any_ended(found)):
+            return found
+        now = self.clock()
+        for ended in [f.id for f in self._faults.values() if f.ended(now)]:
+            self.remove(ended)
+        if len(self._struck) >= _REMEMBERED:
+            self._struck.clear()
+        found = self._struck[path, kinds] = [f for f in self._faults.values() if f.kind in kinds and f.strikes(path)]
+        return found
+
+    def _any_ended(self, found: list[Fault]) -> bool:
+        for fault in found:
+            if (fault.count is not None or fault.until is not None) and fault.ended(self.clock()):
+                return True
+        return False
+
+    def _hits(self, fault: Fault) -> bool:
+        if self.chance() >= fault.parameters.get("rate", 1.0):
+            return False
+        if fault.count is not None:
+            fault.count -= 1
+        return True
+
+    def on_attach(self, path: str) -> BusError | None:
+        """Refuse a new link, as an entity that is down does."""
+        if not self.active:
+            return None
+        for fault in self._for(path, "unavailable", "busy"):
+            if self._hits(fault):
+                if fault.kind == "busy":
+                    return _busy(path)
+                condition = fault.parameters["condition"] or conditions.INTERNAL_ERROR
+                return BusError(condition, f"The entity '{path}' is unavailable (a fault set on localbus).")
+        return None
+
+    def on_request(self, path: str, operation: str) -> Decision:
+        """What becomes of a request to an entity's `$management`: the same as of the like on a link."""
+        decision = Decision(latency=self.latency(path))
+        for fault in self._for(path, *_REQUESTS):
+            kind = fault.kind
+            if kind == "black-hole":
+                decision.swallow = True
+                return decision
+            if (
+                (kind == "lock-lost" and operation not in _LOCKED)
+                or (kind in ("late-settle", "lost-settle") and operation != _SETTLE)
+                or (kind in ("reject", "quota", "lost-accept") and operation != _SEND)
+                or not self._hits(fault)
+            ):
+                continue
+            if kind == "late-settle":
+                decision.late += fault.parameters["delay"]
+            elif kind in ("lost-settle", "lost-accept"):
+                decision.silent = True
+            else:
+                decision.error = _lock_lost("session" in operation) if kind == "lock-lost" else _send_error(fault, path)
+        return decision
+
+    def on_send(self, path: str) -> Decision:
+        decision = Decision(latency=self.latency(path))
+        for fault in self._for(
+            path, "black-hole", "reject", "busy", "internal-error", "quota", "lost-accept", "unavailable"
+        ):
+            if fault.kind == "black-hole":
+                decision.swallow = True
+            elif self._hits(fault):
+                if fault.kind == "lost-accept":
+                    decision.silent = True
+                else:
+                    decision.error = _send_error(fault, path)
+        return decision
+
+    def drops(self, path: str, messages: int) -> bool:
+        """Whether the connection that has just carried these messages, in or out, is to be cut."""
+        dropped = False
+        for fault in self._for(path, "drop"):
+            carried = self._carried.get(fault.id, 0) + messages
+            self._carried[fault.id] = carried
+            if carried >= fault.parameters["after"]:
+                self._carried[fault.id] = 0
+                dropped = self._hits(fault) or dropped
+        return dropped
+
+    def on_settle(self, path: str, *, session: bool = False) -> Decision:
+        latency = self.latency(path)
+        found = self._for(path, "black-hole", "lock-lost", "late-settle", "lost-settle")
+        if not found:  # of every message of a drain from far away
+            if self._only_late.latency != latency:
+                self._only_late = Decision(latency=latency)
+            return self._only_late
+        decision = Decision(latency=latency)
+        for fault in found:
+            if fault.kind == "black-hole":
+                decision.swallow = True
+            elif self._hits(fault):
+                if fault.kind == "lock-lost":
+                    decision.error = _lock_lost(session)
+                elif fault.kind == "late-settle":
+                    decision.late += fault.parameters["delay"]
+                else:
+                    decision.silent = True
+        return decision
+
+    def is_silent(self, path: str) -> bool:
+        """Whether nothing is answered at all: bytes are taken, and that is it."""
+        return self.active and bool(self._for(path, "black-hole"))
+
+    @property
+    def distance(self) -> float:
+        """Seconds that all bytes take in each direction: latency that is of no entity."""
+        if not self.active:
+            return 0.0
+        return float(sum(f.parameters["delay"] for f in self._for("", "latency")))
+
+    def latency(self, path: str) -> float:
+        """Seconds that what is done with an entity takes in each direction besides."""
+        if not self.active:
+            return 0.0
+        return float(sum(f.parameters["delay"] for f in self._for(path, "latency") if f.entity != "*"))
+
+    def size_limit(self, path: str, limit: int) -> int:
+        if not self.active:
+            return limit
+        return min([limit, *(int(f.parameters["limit"]) for f in self._for(path, "size-limit"))])
+
+
+def covers(entity: str, path: str) -> bool:
+    """Whether a fault on an entity strikes a path: itself, its subscriptions, its dead letters, its requests.
+
+    `orders/archive` is none of `orders`' own. A hub's partitions and consumer groups go by the hub's own name.
+    """
+    entity, path = entity.lower(), path.lower()
+    return path.startswith(entity) and _OWN.fullmatch(path, len(entity)) is not None
+
+
+def is_drop_now(kind: str, parameters: dict[str, Any]) -> bool:
+    """A drop without a number of messages is done at once, and then it is over."""
+    return kind == "drop" and not parameters["after"]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check(kind: str, parameters: dict[str, Any]) -> None:
+    for name, value in parameters.items():
+        if name in ("delay", "rate"):
+            high = 1.0 if name == "rate" else _LONGEST
+            if not _is_number(value) or not 0 <= value <= high:
+                raise FaultError(f"{name} of {kind!r} must be a number from 0 to {high:g}, not {value!r}")
+        elif name in ("after", "limit"):
+            if not isinstance(value, int) or isinstance(value, bool) or value < (1 if name == "limit" else 0):
+                least = "of at least 1" if name == "limit" else "from 0 (now)"
+                raise FaultError(f"{name} of {kind!r} must be a whole number {least}, not {value!r}")
+        elif name == "condition":
+            if value is None and kind == "reject":
+                raise FaultError(f"a rejection needs a condition; there are: {', '.join(conditions.STATUS)}")
+            if value is not None and not (isinstance(value, str) and value in conditions.STATUS):
+                raise FaultError(f"unknown condition {value!r}; there are: {', '.join(conditions.STATUS)}")
+        elif value is not None and not isinstance(value, str):
+            raise FaultError(f"{name} of {kind!r} must be text, not {value!r}")
+
+
+def _lock_lost(session: bool) -> BusError:
+    if session:
+        return BusError(conditions.SESSION_LOCK_LOST, "The session lock has expired (a fault set on localbus).")
+    return BusError(conditions.MESSAGE_LOCK_LOST, "The lock supplied is invalid (a fault set on localbus).")
+
+
+def _busy(path: str) -> BusError:
+    return BusError(
+        conditions.SERVER_BUSY,
+        f"The request was terminated because the entity '{path}' is being throttled. Error code: 50009. Please "
+        "wait 10 seconds and try again.",
+    )
+
+
+def _send_error(fault: Fault, path: str) -> BusError:
+    if fault.kind == "busy":
+        return _busy(path)
+    if fault.kind == "quota":
+        return BusError(
+            conditions.RESOURCE_LIMIT_EXCEEDED,
+            f"The maximum entity size has been reached or exceeded for the entity '{path}' (a fault set on localbus).",
+        )
+    if fault.kind == "reject":
+        text = fault.parameters["description"] or "Rejected by a fault set on localbus."
+        return BusError(fault.parameters["condition"], text)
+    if fault.kind == "unavailable":
+        condition = fault.parameters["condition"] or conditions.INTERNAL_ERROR
+        return BusError(condition, f"The entity '{path}' is unavailable (a fault set on localbus).")
+    return BusError(
+        conditions.INTERNAL_ERROR,
+        "The service was unable to process the request; please retry the operation (a fault set on localbus).",
+    )

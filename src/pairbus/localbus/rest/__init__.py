@@ -1,0 +1,1 @@
+"""The management REST API: HTTP, Atom feeds, entity descriptions, and WebSockets."""

@@ -1,0 +1,28 @@
+"""Pauses between attempts: each failure doubles the pause, up to a longest one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Doublings beyond this many would overflow a float before any pause is that long.
+_MOST_DOUBLINGS = 62
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """A pause that doubles with each failure in a row.
+
+    Parameters
+    ----------
+    first
+        Seconds before the next attempt while nothing has failed.
+    longest
+        Seconds that no pause exceeds.
+    """
+
+    first: float
+    longest: float
+
+    def pause(self, failures: int) -> float:
+        """Return the seconds to wait before the next attempt after so many failures in a row."""
+        return min(self.first * 2.0 ** min(failures, _MOST_DOUBLINGS), self.longest)

@@ -1,0 +1,14 @@
+"""What is said of errors that others have raised: one line, and nothing secret in it."""
+
+from __future__ import annotations
+
+import re
+
+_SECRET = re.compile(r"(?i)\b(sig|skn|SharedAccessKey|SharedAccessSignature|token)=[^&;\s'\"]+")
+_JWT = re.compile(r"\beyJ[\w-]+\.[\w-]+(?:\.[\w-]*)?")
+
+
+def describe_error(error: BaseException) -> str:
+    """An error in one line, without anything secret."""
+    text = _JWT.sub("***", _SECRET.sub(r"\1=***", " ".join(str(error).split())))[:500]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

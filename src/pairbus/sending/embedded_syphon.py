@@ -1,0 +1,97 @@
+"""The syphon of a pairing that has `enable_syphon`: a thread that brings parked messages home from this process."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pairbus.errors import OptionError
+from pairbus.options import Namespace, PairingOptions
+from pairbus.runtime.redaction import describe_error
+
+from . import events
+from .status import Operations
+
+
+class PairingSyphon:
+    """Drains the backlog queues of one pairing until it is stopped."""
+
+    def __init__(
+        self,
+        primary: Namespace,
+        secondary: Namespace,
+        event_hubs: Namespace | None,
+        options: PairingOptions,
+        operations: Operations,
+        tell: Callable[..., None],
+    ) -> None:
+        try:
+            # Only who wants a syphon needs an AMQP engine and Arrow.
+            service, drain = (importlib.import_module(f"pairbus.syphon.{name}") for name in ("service", "drain.drain"))
+        except ModuleNotFoundError as missing:
+            raise OptionError(
+                f"enable_syphon=True needs {missing.name}, which is not installed: install pairbus with its extra "
+                "'syphon'"
+            ) from missing
+        self._tell = tell
+        self._operations = operations
+        journal = journal_folder(options, primary.name)
+        self._service: Any = service.Service(
+            primary,
+            secondary,
+            range(options.backlog_queue_count),
+            str(journal),
+            event_hubs=event_hubs,
+            options=drain.DrainOptions(retry_interval=options.seconds("syphon_retry_interval"), late=options.late),
+            on_round=self._round,
+            on_asked=lambda count: operations.add("management", count),
+        )
+        try:
+            self._service.begin()
+        except OSError as error:
+            raise OptionError(
+                f"enable_syphon=True: the journal cannot be written: {error}. Name another folder with syphon_journal="
+            ) from error
+        self._thread = threading.Thread(target=self._run, name="pairbus-syphon", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """An entity is back: look at once whether something is parked for it."""
+        self._service.wake()
+
+    def stop(self) -> None:
+        """Begin nothing new; what is in flight is finished."""
+        self._service.stop()
+
+    def join(self, seconds: float) -> None:
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        try:
+            self._service.forever()
+        except Exception as error:
+            self._tell(events.SYPHON_ENDED, error=describe_error(error))
+        else:
+            if self._service.not_ended is not None:
+                self._tell(events.SYPHON_ENDED, error=self._service.not_ended)
+
+    def _round(self, done: Any) -> None:
+        self._operations.add("syphon", sum(each.operations for each in done.queues))
+        if done.moved or done.errors:
+            counts = {
+                name: sum(getattr(each, name) for each in done.queues)
+                for name in ("delivered", "dead_lettered", "held", "in_doubt")
+            }
+            self._tell(events.BROUGHT_HOME, errors=list(done.errors), **counts)
+
+
+def journal_folder(options: PairingOptions, primary_name: str) -> Path:
+    """Where the journal of a pairing's syphon is: what was said, or the folder that this system has for such things."""
+    if options.syphon_journal is not None:
+        return Path(options.syphon_journal).absolute()
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "pairbus" / "journal" / primary_name

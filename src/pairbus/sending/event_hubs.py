@@ -1,0 +1,300 @@
+"""Event hubs as destinations: a producer with the SDK's names, whose events are parked while the hub is down.
+
+A hub, and each partition that is sent to by its id, is an entity of its own. azure-eventhub is an extra: nothing of it
+is imported before a pairing is made with a namespace of event hubs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from pairbus.errors import NotSupportedError, OptionError
+from pairbus.options import Namespace
+
+from .backlog import Parkable
+from .sdk.prepared import Prepared
+from .sdk.service_bus import STANDARD_LIMIT
+from .sender import PairedSender, bound
+
+if TYPE_CHECKING:
+    from azure.eventhub import EventDataBatch
+
+    from .pairing import PairedNamespace
+
+
+def check_event_hubs(event_hubs: Namespace, primary: Namespace, secondary: Namespace) -> None:
+    """Refuse what cannot be a namespace of event hubs beside these two, or cannot be used for want of its SDK."""
+    for role, other in (("primary", primary), ("secondary", secondary)):
+        if event_hubs.host.lower() == other.host.lower():
+            raise OptionError(
+                f"event_hubs and {role} are the same namespace, {other.host}: event_hubs must be a namespace "
+                "of Event Hubs, not one of Service Bus"
+            )
+    eventhub_sdk()
+
+
+def eventhub_sdk() -> Any:
+    """The module that knows azure-eventhub, if that is installed."""
+    try:
+        return importlib.import_module(".sdk.event_hub_sender", __package__)
+    except ImportError as error:
+        raise OptionError(
+            "event_hubs needs azure-eventhub, 5.15 or later, which could not be imported: install pairbus "
+            "with its extra 'eventhubs'"
+        ) from error
+
+
+class _PartitionSender(PairedSender):
+    """The paired sender to a hub or to one partition; a producer has as many as it was asked for."""
+
+    @property
+    def fully_qualified_namespace(self) -> str:
+        """The event hubs namespace's host."""
+        host = self._entity.event_hubs
+        assert host is not None
+        return host
+
+    def send(self, prepared: Prepared, timeout: float) -> None:
+        self._deliver(prepared, timeout, prepared.count)
+
+    def limit(self) -> int:
+        """The largest batch that the hub takes; while it is down the last known, or what every hub takes."""
+        return self._entity.lanes.limit or self._ask_limit()
+
+    @property
+    def known_limit(self) -> int:
+        """The same, 0 if no link was open yet."""
+        return self._entity.lanes.limit
+
+    def _ask_limit(self) -> int:
+        self._open()
+        return self._entity.lanes.limit or STANDARD_LIMIT
+
+
+class PairedEventHubProducer:
+    """Sends to one event hub; drops in where azure-eventhub's `EventHubProducerClient` was.
+
+    Made by `PairedNamespace.get_event_hub_producer`. It may be shared between threads.
+    """
+
+    def __init__(self, pairing: PairedNamespace, eventhub_name: str) -> None:
+        given: Any = eventhub_name
+        if not isinstance(given, str) or not given.strip() or "/" in given:
+            raise ValueError(f"the name of an event hub must be a string that is not empty, without /, not {given!r}")
+        if pairing.event_hubs is None:
+            raise OptionError(
+                f"this pairing knows no namespace that the event hub {eventhub_name} could be in: pass it, "
+                "pair_namespaces(primary, secondary, options, event_hubs=Namespace(…))"
+            )
+        self.eventhub_name = eventhub_name
+        self._pairing = pairing
+        self._namespace = pairing.event_hubs
+        self._sdk = eventhub_sdk()
+        self._senders: dict[str | None, _PartitionSender] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def fully_qualified_namespace(self) -> str:
+        """The event hubs namespace's host."""
+        return self._namespace.host
+
+    def __repr__(self) -> str:
+        return f"<PairedEventHubProducer to {self.eventhub_name} of {self._namespace.host}>"
+
+    # --- sending -----------------------------------------------------------------------------------------
+
+    def send_event(
+        self,
+        event_data: Any,
+        *,
+        timeout: float | None = None,
+        partition_id: str | None = None,
+        partition_key: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Send one event; returns when the hub or a backlog queue has accepted it.
+
+        `timeout` bounds the send to either namespace, instead of `send_timeout`. An error carries the events that were
+        not accepted anywhere in its attribute `messages`.
+        """
+        _warn_of(kwargs)
+        with _carrying([event_data]):
+            sender, seconds = self._sender(partition_id), self._bound(timeout)
+            prepared = self._one(event_data, partition_key)
+        sender.send(prepared, seconds)
+
+    def send_batch(
+        self,
+        event_data_batch: Any,
+        *,
+        timeout: float | None = None,
+        partition_id: str | None = None,
+        partition_key: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Send a batch, or a list of events as one; returns when the hub or backlog queues have accepted all of it.
+
+        See `send_event`.
+        """
+        _warn_of(kwargs)
+        given = event_data_batch if isinstance(event_data_batch, self._sdk.EventDataBatch) else []
+        with _carrying(given):
+            if given is not event_data_batch:
+                for each in event_data_batch:  # one by one: an error midway carries those that came before it
+                    given.append(each)
+            prepared, sender = self._several(given, partition_id, partition_key)
+            seconds = self._bound(timeout)
+        if prepared.count:
+            sender.send(prepared, seconds)
+
+    def create_batch(
+        self,
+        *,
+        partition_id: str | None = None,
+        partition_key: str | None = None,
+        max_size_in_bytes: int | None = None,
+        **kwargs: Any,
+    ) -> EventDataBatch:
+        """A batch to add events to, with the hub's limit; the last known one while the hub is down."""
+        _warn_of(kwargs)
+        _check_partition(partition_id)
+        limit = self._sender(None).limit()
+        if max_size_in_bytes and max_size_in_bytes > limit:
+            raise ValueError(
+                f"Max message size: {max_size_in_bytes} is too large, acceptable max batch size is: {limit} bytes."
+            )
+        return self._batch(partition_id, partition_key, max_size_in_bytes or limit)
+
+    def can_park(
+        self, event_data: Any, *, partition_id: str | None = None, partition_key: str | None = None
+    ) -> Parkable:
+        """Whether an event could be parked, should the hub fail; tells sizes and, if not, why. Of several, for the one
+        that fits least."""
+        if isinstance(event_data, (list, tuple, self._sdk.EventDataBatch)):
+            prepared, sender = self._several(event_data, partition_id, partition_key)
+        else:
+            sender = self._sender(partition_id)
+            prepared = self._one(event_data, partition_key)
+        return sender.can_park(prepared)
+
+    def _one(self, event: Any, partition_key: Any) -> Prepared:
+        prepared: Prepared = self._sdk.one_event(event, self._namespace.host, self.eventhub_name, partition_key)
+        return prepared
+
+    def _several(self, events: Any, partition_id: Any, partition_key: Any) -> tuple[Prepared, _PartitionSender]:
+        sdk, host = self._sdk, self._namespace.host
+        if isinstance(events, sdk.EventDataBatch):
+            if partition_id or partition_key:
+                raise TypeError(
+                    "partition_id and partition_key should be None when sending an EventDataBatch "
+                    "because type EventDataBatch itself may have partition_id or partition_key"
+                )
+            return sdk.whole_batch(events), self._sender(events._partition_id)
+        sender = self._sender(partition_id)
+        # Where no link has told a limit yet, the one that opens does.
+        limit = sender.known_limit or sdk.UNLIMITED
+        return sdk.several_events(list(events), host, self.eventhub_name, partition_id, partition_key, limit), sender
+
+    def _batch(self, partition_id: str | None, partition_key: Any, limit: int) -> EventDataBatch:
+        batch: EventDataBatch = self._sdk.new_batch(
+            self._namespace.host, self.eventhub_name, partition_id, partition_key, limit
+        )
+        return batch
+
+    def _bound(self, timeout: float | None) -> float:
+        """How long a send may take. As in the SDK 0 means the default; there is always one."""
+        return bound(self._pairing.options.seconds("send_timeout") if timeout is None or timeout == 0 else timeout)
+
+    def _sender(self, partition_id: str | None) -> _PartitionSender:
+        self._check()
+        _check_partition(partition_id)
+        partition_id = partition_id or None
+        with self._lock:
+            sender = self._senders.get(partition_id)
+            if sender is None:
+                self._check()  # nobody would close one that is made after the others were
+                hub = self.eventhub_name
+                make = partial(self._sdk.HubSender, self._namespace, hub, partition_id)
+                path = hub if partition_id is None else f"{hub}/Partitions/{partition_id}"
+                entity = self._pairing.entity(path, make, self._namespace.host)
+                sender = self._senders[partition_id] = _PartitionSender(self._pairing, entity)
+        return sender
+
+    # --- what a paired producer does not do ------------------------------------------------------------------
+
+    def get_eventhub_properties(self) -> NoReturn:
+        """Not available: only the hub itself can tell."""
+        raise _not_supported("get_eventhub_properties")
+
+    def get_partition_ids(self) -> NoReturn:
+        """Not available: only the hub itself can tell."""
+        raise _not_supported("get_partition_ids")
+
+    def get_partition_properties(self, partition_id: str) -> NoReturn:
+        """Not available: only the hub itself can tell."""
+        raise _not_supported("get_partition_properties")
+
+    def flush(self, *, timeout: float | None = None, **kwargs: Any) -> None:
+        """Nothing is buffered: a send that has returned was accepted."""
+
+    # --- open and close ------------------------------------------------------------------------------------
+
+    def __enter__(self) -> PairedEventHubProducer:
+        """Links are opened by the first send to each partition, as in the SDK."""
+        self._check()
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.close()
+
+    def close(self, *, flush: bool = True, timeout: float | None = None, **kwargs: Any) -> None:
+        """Close this producer; sends that are under way end as they would have."""
+        with self._lock:
+            self._closed = True
+            senders = list(self._senders.values())
+        for sender in senders:
+            sender.close()
+
+    def __reduce__(self) -> NoReturn:
+        self._pairing.__reduce__()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise self._sdk.ClientClosedError(
+                f"The producer to {self.eventhub_name} has been closed. Get a new one from the pairing."
+            )
+        self._pairing.check()
+
+
+@contextmanager
+def _carrying(events: Any) -> Iterator[None]:
+    """What is refused before anything is sent carries all of it."""
+    try:
+        yield
+    except Exception as error:
+        error.messages = list(getattr(events, "_internal_events", events))  # type: ignore[attr-defined]
+        raise
+
+
+def _check_partition(partition_id: Any) -> None:
+    if partition_id is not None and not isinstance(partition_id, str):
+        raise TypeError(f"partition_id must be a string such as '0', not {partition_id!r}")
+
+
+def _not_supported(name: str) -> NotSupportedError:
+    return NotSupportedError(
+        f"{name} is not available on a paired producer: only the hub itself can tell, and it may be down. Ask with an "
+        "EventHubProducerClient of its namespace"
+    )
+
+
+def _warn_of(kwargs: dict[str, Any]) -> None:
+    if kwargs:
+        warnings.warn(f"Unsupported keyword args: {kwargs}", stacklevel=3)

@@ -1,0 +1,1 @@
+"""Adapters to Microsoft's SDKs: the only package that uses their private parts."""

@@ -1,0 +1,1 @@
+"""Raw AMQP on Proton: connections, links, requests and tokens."""

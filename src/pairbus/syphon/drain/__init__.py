@@ -1,0 +1,1 @@
+"""The drain of one backlog queue: receive, restore, resend, record, settle."""

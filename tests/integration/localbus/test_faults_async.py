@@ -1,0 +1,499 @@
+"""Every fault through the async SDK: what it raises, what the queue then holds, and that others notice nothing.
+
+The scenarios run side by side, each on queues of its own, so that a fault that struck more than its entity would show.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage, ServiceBusReceiveMode
+from azure.servicebus.exceptions import (
+    MessageLockLostError,
+    MessageSizeExceededError,
+    MessagingEntityDisabledError,
+    OperationTimeoutError,
+    ServiceBusConnectionError,
+    ServiceBusError,
+    ServiceBusQuotaExceededError,
+    ServiceBusServerBusyError,
+    SessionLockLostError,
+)
+
+from pairbus.localbus import bus_errors as conditions
+from pairbus.localbus.faults.faults import KINDS
+from tests.support.process_fixtures import FORGETS_SOCKETS, collected  # noqa: F401
+from tests.support.raised import NOT_RETRIED, RAISED
+from tests.support.scenarios import scenario
+from tests.support.sdk_clients import Face, Place, bodies, soon
+
+pytestmark = FORGETS_SOCKETS
+
+#: The four ways to settle a message.
+SETTLEMENTS = ("complete", "abandon", "defer", "dead_letter")
+
+
+async def strike(at: Place, fault: str, *given: Any, **limits: Any) -> int:
+    """Set a fault by the name of its method; its id."""
+    return int(await asyncio.to_thread(getattr(at.bus.faults, fault), *given, **limits))
+
+
+@asynccontextmanager
+async def during(at: Place, fault: str, *given: Any, **limits: Any) -> AsyncIterator[None]:
+    """A fault for the length of a block."""
+    id = await strike(at, fault, *given, **limits)
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(at.bus.faults.clear, id)
+
+
+async def unharmed(at: Place, other: str) -> None:
+    """Another queue takes a message, gives it out and has it completed."""
+    await at.send(other, "elsewhere")
+    receiver = at.receiver(other)
+    message = await at.take_one(receiver)
+    assert str(message) == "elsewhere"
+    await receiver.complete_message(message)
+    await at.settled(other)
+
+
+@contextmanager
+def at_least(seconds: float) -> Iterator[None]:
+    begun = time.monotonic()
+    yield
+    assert time.monotonic() - begun >= seconds
+
+
+def impatient(at: Place, queue: str, **options: Any) -> Face:
+    """A receiver that waits 0.7 s for the answer to a settlement, where others wait a minute."""
+    return at._keep(at.new_client(**options).get_queue_receiver(queue, timeout=0.7))
+
+
+def settling(receiver: Face, how: str) -> Any:
+    return getattr(receiver, f"{how}_message")
+
+
+# --- unavailable, black hole, drop ---------------------------------------------------------------------------
+
+
+@scenario("async")
+async def test_an_unavailable_entity_refuses_new_links_and_detaches_open_ones(at: Place) -> None:
+    """Open sender, new sender, new receiver: each fails, nothing is taken in; afterwards the same sender works."""
+    queue, other = await at.queue(), await at.queue()
+    await at.send(queue, "before")
+    async with during(at, "unavailable", queue):
+        with pytest.raises(ServiceBusError) as refused:
+            await at.send(queue, "open")
+        assert refused.value._retryable  # type: ignore[attr-defined]
+        with pytest.raises(ServiceBusError, match="unavailable"):
+            await at._keep(at.client.get_queue_sender(queue)).send_messages(ServiceBusMessage("new"))
+        with pytest.raises(ServiceBusError, match="unavailable"):
+            await at.receiver(queue).receive_messages(1, max_wait_time=20)
+        await unharmed(at, other)
+        await at.settled(queue, active=1)
+    await at.send(queue, "after")
+    assert bodies(await at.take(at.receiver(queue), 2)) == ["before", "after"]
+
+
+UNAVAILABLE = {
+    conditions.SERVER_BUSY: ServiceBusServerBusyError,
+    conditions.ENTITY_DISABLED: MessagingEntityDisabledError,
+}
+
+
+@scenario("async", cases=UNAVAILABLE)
+async def test_the_reason_of_unavailability_can_be_chosen(at: Place, case: str) -> None:
+    """A refused attach carries the condition that was asked for, for senders and receivers."""
+    queue = await at.queue()
+    async with during(at, "unavailable", queue, condition=case):
+        with pytest.raises(UNAVAILABLE[case]):
+            await at.send(queue, "x")
+        with pytest.raises(UNAVAILABLE[case]):
+            await at.receiver(queue).receive_messages(1, max_wait_time=20)
+    await at.settled(queue)
+
+
+@scenario("async")
+async def test_an_unavailable_subscription_misses_nothing(at: Place) -> None:
+    """Its receivers are refused, its topic and its sister are not; what came meanwhile waits in it."""
+    topic = await at.topic()
+    for name in ("struck", "sister"):
+        await at.subscription(topic, name)
+    async with during(at, "unavailable", f"{topic}/Subscriptions/struck"):
+        with pytest.raises(ServiceBusError, match="unavailable"):
+            await at.receiver(topic, "struck").receive_messages(1, max_wait_time=20)
+        await at.send(topic, "x", topic=True)
+        assert bodies(await at.take(at.receiver(topic, "sister"), 1)) == ["x"]
+    assert bodies(await at.take(at.receiver(topic, "struck"), 1)) == ["x"]
+
+
+@scenario("async")
+async def test_a_black_hole_takes_and_does_not_answer(at: Place) -> None:
+    """Open and new senders time out, a receiver gets nothing, nothing is kept; afterwards a receiver is served."""
+    queue, other = await at.queue(), await at.queue()
+    receiver = at.receiver(queue)
+    await at.send(queue, "before")
+    await receiver.complete_message(await at.take_one(receiver))
+    async with during(at, "black_hole", queue):
+        with at_least(0.8), pytest.raises(OperationTimeoutError):
+            await at.sender(queue).send_messages(ServiceBusMessage("lost"), timeout=1)
+        with pytest.raises(OperationTimeoutError):
+            await at._keep(at.client.get_queue_sender(queue)).send_messages(ServiceBusMessage("lost"), timeout=1)
+        assert await receiver.receive_messages(1, max_wait_time=1) == []
+        await unharmed(at, other)
+        await at.settled(queue)
+    await at._keep(at.new_client(retry_total=3).get_queue_sender(queue)).send_messages(ServiceBusMessage("found"))
+    assert bodies(await at.take(receiver, 1)) == ["found"]
+    await at.settled(queue, active=1)
+
+
+@scenario("async")
+async def test_connections_can_be_dropped_now(at: Place) -> None:
+    """The next send fails and is not kept, the one after is on a new connection; another's connection stays."""
+    queue, other = await at.queue(), await at.queue()
+    await at.send(queue, "before")
+    await at.send(other, "before")
+    await strike(at, "drop", queue)
+    with pytest.raises(ServiceBusConnectionError):
+        await at.send(queue, "lost")
+    await at.send(other, "same connection")  # which does not retry
+    await at.send(queue, "after")
+    assert bodies(await at.take(at.receiver(queue), 2)) == ["before", "after"]
+    await at.settled(queue, active=2)
+    await at.settled(other, active=2)
+
+
+@scenario("async")
+async def test_a_sender_is_dropped_after_a_number_of_messages(at: Place) -> None:
+    """Who sent the last of them never hears that it was taken: connection lost, message kept."""
+    queue, other = await at.queue(), await at.queue()
+    await strike(at, "drop", queue, after=3, count=1)
+    await at.send(queue, "1", "2")
+    with pytest.raises(ServiceBusConnectionError):
+        await at.send(queue, "3")
+    await at.settled(queue, active=3)
+    await at.send(queue, "4", "5", "6")
+    await at.settled(queue, active=6)
+    await unharmed(at, other)
+
+
+@scenario("async")
+async def test_a_receiver_that_is_dropped_loses_no_message(at: Place) -> None:
+    """Its connection is cut with messages locked; when their locks end another gets them, counted."""
+    queue = await at.queue(lock_duration=timedelta(seconds=1))
+    await at.send(queue, "1", "2")
+    await strike(at, "drop", queue, after=2, count=1)
+    dropped = at.receiver(queue, prefetch_count=2)
+
+    with pytest.raises(ServiceBusConnectionError):  # noqa: PT012
+        for _ in range(2):  # the messages may have arrived before the cut
+            await dropped.receive_messages(2, max_wait_time=20)
+    await at.settled(queue, active=2)
+    again = await at.take(at.receiver(queue), 2)
+    assert sorted(bodies(again)) == ["1", "2"]
+    assert [message.delivery_count for message in again] == [1, 1]
+
+
+# --- sends refused -------------------------------------------------------------------------------------------
+
+
+@scenario("async", cases=RAISED)
+async def test_a_rejected_send_raises_the_class_of_its_condition(at: Place, case: str) -> None:
+    """Class, condition and text of the error are those of the rejection; nothing was taken in; then all is well."""
+    queue, other = await at.queue(), await at.queue()
+    async with during(at, "reject", case, queue, description="Because of a test."):
+        with pytest.raises(ServiceBusError) as refused:
+            await at.send(queue, "x")
+        await at.send(other, "y")
+    assert type(refused.value) is RAISED[case]
+    assert "Because of a test." in str(refused.value)
+    assert case in str(refused.value)
+    if case != conditions.TIMEOUT:  # of which the SDK makes a new error that has forgotten this
+        assert refused.value._retryable is (case not in NOT_RETRIED)  # type: ignore[attr-defined]
+    await at.settled(queue)
+    await at.settled(other, active=1)
+    await at.send(queue, "z")
+    await at.settled(queue, active=1)
+
+
+@scenario("async")
+async def test_the_sdk_tries_again_what_may_pass(at: Place) -> None:
+    """A client with retries sends through a rejection that strikes twice, and the message is there once."""
+    queue = await at.queue()
+    client = at.new_client(retry_total=3, retry_backoff_factor=0.05)
+    await strike(at, "reject", conditions.SERVER_BUSY, queue, count=2)
+    await at._keep(client.get_queue_sender(queue)).send_messages(ServiceBusMessage("x"))
+    await at.settled(queue, active=1)
+    assert queue not in [fault["entity"] for fault in await asyncio.to_thread(at.bus.faults.list)]
+
+
+@scenario("async")
+async def test_a_busy_service_recovers(at: Place) -> None:
+    """Sends, new links and requests are refused with server-busy, nothing is kept; then the same sender works."""
+    queue, other = await at.queue(), await at.queue()
+    sender = at.sender(queue)
+    await sender.cancel_scheduled_messages(await sender.schedule_messages(ServiceBusMessage("opens"), soon(3600)))
+    async with during(at, "busy", queue):
+        with pytest.raises(ServiceBusServerBusyError, match="10 seconds"):
+            await at.send(queue, "x")
+        with pytest.raises(ServiceBusServerBusyError):
+            await at.receiver(queue).receive_messages(1, max_wait_time=20)
+        with pytest.raises(ServiceBusServerBusyError):
+            await sender.schedule_messages(ServiceBusMessage("x"), soon(3600))
+        await unharmed(at, other)
+    await at.settled(queue)
+    await at.send(queue, "y")
+    await at.settled(queue, active=1)
+
+
+@scenario("async")
+async def test_an_internal_error(at: Place) -> None:
+    """Sends and requests fail with a plain, retryable ServiceBusError; nothing is taken in, nothing lost."""
+    queue, other = await at.queue(), await at.queue()
+    await at.send(queue, "before")
+    receiver = at.receiver(queue)
+    async with during(at, "internal_error", queue):
+        with pytest.raises(ServiceBusError, match="amqp:internal-error") as refused:
+            await at.send(queue, "x")
+        assert type(refused.value) is ServiceBusError
+        with pytest.raises(ServiceBusError, match="internal-error"):
+            await receiver.peek_messages()
+        await unharmed(at, other)
+    assert bodies(await receiver.peek_messages(5)) == ["before"]
+
+
+@scenario("async")
+async def test_a_full_entity_can_still_be_emptied(at: Place) -> None:
+    """Sending and scheduling raise quota exceeded and add nothing; receiving goes on."""
+    queue, other = await at.queue(), await at.queue()
+    await at.send(queue, "before")
+    async with during(at, "quota_exceeded", queue):
+        with pytest.raises(ServiceBusQuotaExceededError, match="maximum entity size"):
+            await at.send(queue, "x")
+        with pytest.raises(ServiceBusQuotaExceededError):
+            await at.sender(queue).schedule_messages(ServiceBusMessage("x"), soon(3600))
+        await unharmed(at, other)
+        receiver = at.receiver(queue)
+        await receiver.complete_message(await at.take_one(receiver))
+    await at.settled(queue)
+
+
+@scenario("async")
+async def test_a_size_limit(at: Place) -> None:
+    """Links that attach under it carry smaller messages only, batches included; other queues carry the large one."""
+    queue, other = await at.queue(), await at.queue()
+    large = ServiceBusMessage("x" * 3000)
+    await strike(at, "size_limit", 2000, queue)
+    await at.send(queue, "x" * 1000)
+    with pytest.raises(MessageSizeExceededError):
+        await at.send(queue, large)
+    batch = await at.sender(queue).create_message_batch()
+    assert batch.max_size_in_bytes == 2000
+    with pytest.raises(MessageSizeExceededError):
+        batch.add_message(large)
+    await at.send(other, large)
+    await at.settled(queue, active=1)
+    await at.settled(other, active=1)
+
+
+@scenario("async")
+async def test_an_acceptance_that_is_not_heard(at: Place) -> None:
+    """Sender and scheduler see a time-out, and both messages are in the queue; the next is heard again."""
+    queue, other = await at.queue(), await at.queue()
+    sender = at.sender(queue)
+    await at.send(queue, "0")
+    await sender.schedule_messages(ServiceBusMessage("opens the management link"), soon(3600))
+    await strike(at, "lost_accept", queue, count=2)
+    with pytest.raises(OperationTimeoutError):
+        await sender.send_messages(ServiceBusMessage("1"), timeout=6)
+    await at.settled(queue, active=2, scheduled=1)
+    with pytest.raises(OperationTimeoutError):
+        await sender.schedule_messages(ServiceBusMessage("2"), soon(3600), timeout=6)
+    await at.settled(queue, active=2, scheduled=2)
+    await unharmed(at, other)
+    await at.send(queue, "3")
+    assert bodies(await at.take(at.receiver(queue), 3)) == ["0", "1", "3"]
+
+
+@scenario("async")
+async def test_a_retry_after_a_lost_acceptance_makes_two(at: Place) -> None:
+    """The SDK sends again what it did not hear of: two messages, or one where duplicates are detected."""
+
+    async def unheard(detecting: bool, expected: int) -> None:
+        queue = await at.queue(requires_duplicate_detection=detecting)
+        await strike(at, "lost_accept", queue, count=1)
+        client = at.new_client(retry_total=2, retry_backoff_factor=0.05, try_timeout=12)
+        await at._keep(client.get_queue_sender(queue)).send_messages(ServiceBusMessage("x", message_id="m"))
+        await at.settled(queue, active=expected)
+
+    await asyncio.gather(unheard(False, 2), unheard(True, 1))
+
+
+# --- settling ------------------------------------------------------------------------------------------------
+
+
+@scenario("async", cases=SETTLEMENTS)
+async def test_a_lock_that_is_lost(at: Place, case: str) -> None:
+    """Whatever settles it raises lock lost and does nothing: the message comes again, counted."""
+    queue, other = await at.queue(), await at.queue()
+    await at.send(queue, "x")
+    receiver = at.receiver(queue)
+    message = await at.take_one(receiver)
+    async with during(at, "lock_lost", queue):
+        with pytest.raises(MessageLockLostError):
+            await receiver.renew_message_lock(message)
+        with pytest.raises(MessageLockLostError):
+            await settling(receiver, case)(message)
+        await unharmed(at, other)
+    await at.settled(queue, active=1)
+    again = await at.take_one(receiver)
+    assert (str(again), again.delivery_count) == ("x", 1)
+    await receiver.complete_message(again)
+    await at.settled(queue)
+
+
+@scenario("async")
+async def test_a_session_that_is_lost(at: Place) -> None:
+    """On a session's receiver the loss is the session's; its message is kept."""
+    queue, other = await at.queue(requires_session=True), await at.queue()
+    await at.send(queue, ServiceBusMessage("x", session_id="a"))
+    receiver = at.receiver(queue, session_id="a")
+    message = await at.take_one(receiver)
+    async with during(at, "lock_lost", queue):
+        with pytest.raises(SessionLockLostError):
+            await receiver.session.renew_lock()
+        with pytest.raises(SessionLockLostError):
+            await receiver.complete_message(message)
+        await unharmed(at, other)
+    await at.settled(queue, active=1)
+
+
+#: What a queue of one message holds once it is settled.
+AFTER: dict[str, dict[str, int]] = {
+    "complete": {},
+    "abandon": {"active": 1},
+    "defer": {"active": 1},
+    "dead_letter": {"dead_letter": 1},
+}
+
+
+#: And what peek then shows of it.
+PEEKED: dict[str, list[tuple[str, int]]] = {
+    "complete": [],
+    "abandon": [("ACTIVE", 1)],
+    "defer": [("DEFERRED", 1)],
+    "dead_letter": [],
+}
+
+
+@scenario("async", cases=SETTLEMENTS)
+async def test_a_settlement_that_is_answered_late(at: Place, case: str) -> None:
+    """It is applied at once, seen by others, and its answer takes its time; another queue's does not."""
+    queue, other = await at.queue(), await at.queue()
+    await at.send(queue, "x")
+    await at.send(other, "y")
+    receiver, elsewhere, onlooker = at.receiver(queue), at.receiver(other), at.receiver(queue)
+    message, another = await at.take_one(receiver), await at.take_one(elsewhere)
+    await onlooker.peek_messages()  # it is connected from here on
+    await strike(at, "late_settle", 15, queue)
+    with at_least(15):
+        answer = asyncio.create_task(settling(receiver, case)(message))
+        await elsewhere.complete_message(another)
+        await at.settled(queue, **AFTER[case])
+
+        async def applied() -> bool:
+            peeked = await onlooker.peek_messages(5, sequence_number=1)
+            return [(each.state.name, each.delivery_count) for each in peeked] == PEEKED[case]
+
+        await at.wait_until(applied, f"what {case} does")
+        assert not answer.done()
+        await answer
+    await at.settled(other)
+
+
+@scenario("async", cases=SETTLEMENTS)
+async def test_a_settlement_whose_answer_is_lost(at: Place, case: str) -> None:
+    """It is applied; the SDK, unsure, asks again over the management link and hears that the lock is gone."""
+    queue, other = await at.queue(), await at.queue()
+    await at.send(queue, "x")
+    receiver = impatient(at, queue)
+    message = await at.take_one(receiver)
+    await strike(at, "lost_settle", queue, count=1)
+    with at_least(0.6), pytest.raises(MessageLockLostError):
+        await settling(receiver, case)(message)
+    await at.settled(queue, **AFTER[case])
+    await unharmed(at, other)
+
+
+@scenario("async")
+async def test_a_settlement_that_is_never_answered(at: Place) -> None:
+    """With the second answer lost as well the SDK times out, and the message is gone all the same."""
+    queue = await at.queue()
+    await at.send(queue, "x")
+    receiver = impatient(at, queue)
+    message = await at.take_one(receiver)
+    receiver.real._config.try_timeout = 4  # from here on only an answer that never comes is waited for
+    await strike(at, "lost_settle", queue)
+    with pytest.raises(OperationTimeoutError):
+        await receiver.complete_message(message)
+    await at.settled(queue)
+
+
+# --- latency -------------------------------------------------------------------------------------------------
+
+
+@scenario("async")
+async def test_latency_goes_both_ways(at: Place) -> None:
+    """A send, a request and a settlement each take the delay twice and succeed; another queue is as quick as ever."""
+    queue, other = await at.queue(), await at.queue()
+    await at.send(other, "opens its link")
+    sender, receiver = at.sender(queue), at.receiver(queue)
+    await sender.send_messages(ServiceBusMessage("w"))
+    await receiver.complete_message(await at.take_one(receiver))
+    async with during(at, "latency", 4, queue):
+        with at_least(8):
+            sending = asyncio.create_task(sender.send_messages(ServiceBusMessage("x")))
+            await at.send(other, "overtakes")
+            assert not sending.done()
+            await sending
+    async with during(at, "latency", 1, queue):
+        message = await at.take_one(receiver)
+        with at_least(2):
+            await receiver.renew_message_lock(message)
+        with at_least(2):
+            await receiver.complete_message(message)
+    await at.settled(queue)
+    await at.settled(other, active=2)
+
+
+@scenario("async")
+async def test_many_sends_share_their_latency(at: Place) -> None:
+    """Ten senders at once take the delay once, not ten times, and lose nothing."""
+    queue = await at.queue()
+    senders = [at._keep(at.new_client().get_queue_sender(queue)) for _ in range(10)]
+    await asyncio.gather(*(sender.send_messages(ServiceBusMessage("opens")) for sender in senders))
+    async with during(at, "latency", 1, queue):
+        begun = time.monotonic()
+        await asyncio.gather(*(sender.send_messages(ServiceBusMessage("x")) for sender in senders))
+        assert 2 <= time.monotonic() - begun < 18
+    deleting = at.receiver(queue, receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE)
+    assert sorted(bodies(await at.take(deleting, 20))) == ["opens"] * 10 + ["x"] * 10
+
+
+# --- all of them ---------------------------------------------------------------------------------------------
+
+
+def test_no_fault_is_left_out() -> None:
+    """Every kind of fault is set somewhere in this module."""
+    from pathlib import Path
+
+    text = Path(__file__).read_text(encoding="utf-8")
+    methods = {"quota_exceeded" if kind == "quota" else kind.replace("-", "_") for kind in KINDS}
+    assert {method for method in methods if f'(at, "{method}", ' not in text} == set()

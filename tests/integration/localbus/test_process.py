@@ -1,0 +1,393 @@
+"""`LocalBus` from Python, and the pytest fixture that comes with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
+
+from pairbus.localbus import LocalBus, LocalBusError
+from pairbus.localbus.faults.client import FaultClient
+from tests.support.process_fixtures import (
+    FORGETS_SOCKETS,
+    active,
+    bodies,
+    connect,
+    create,
+    drain,
+    is_running,
+    key_of,
+    send,
+    wait_until,
+)
+
+pytest_plugins = ["pytester"]
+pytestmark = FORGETS_SOCKETS
+
+
+@pytest.fixture
+def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Where temporary folders are made; none may be left."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    yield place
+    assert not list(place.iterdir()), "a temporary folder was left"
+
+
+def test_it_starts_serves_and_leaves_nothing(folders: Path) -> None:
+    """Within the with statement it serves; after it process and folders are gone, its facts stay known."""
+    with LocalBus(name="northwind") as bus:
+        assert (bus.name, bus.host) == ("northwind", "127.0.0.1")
+        assert f":{bus.port};" in bus.connection_string
+        assert "UseDevelopmentEmulator=true" in bus.connection_string
+        assert "UseDevelopmentEmulator" not in bus.tls_connection_string
+        ssl.create_default_context(cafile=bus.ca_file)
+        create(bus, "orders")
+        pid = bus.pid
+        assert is_running(pid)
+        assert key_of(bus.connection_string) not in repr(bus)
+        assert key_of(bus.connection_string) not in repr(bus.faults)
+        assert str(pid) in repr(bus)
+    assert not is_running(pid)
+    assert "not running" in repr(bus)
+    assert bus.connection_string
+
+
+def test_an_exception_inside_ends_the_process_too(folders: Path) -> None:
+    """The block's own error comes out, and the process is gone."""
+    pid = 0
+    with pytest.raises(ZeroDivisionError), LocalBus() as bus:  # noqa: PT012
+        pid = bus.pid
+        1 / 0  # noqa: B018
+    assert not is_running(pid)
+
+
+def test_used_before_it_is_started_it_says_so(folders: Path) -> None:
+    """Every property and method that needs a process names what is missing."""
+    bus = LocalBus()
+    for use in (
+        lambda: bus.connection_string, lambda: bus.tls_connection_string, lambda: bus.ca_file, lambda: bus.pid,
+        lambda: bus.faults, bus.kill, bus.pause,
+    ):  # fmt: skip
+        with pytest.raises(LocalBusError, match="start"):
+            use()
+    bus.stop()
+    bus.close()
+    bus.resume()
+
+
+def test_start_and_stop_twice(folders: Path) -> None:
+    """A second start is refused and does no harm; a second stop, or a stop after a kill, does nothing."""
+    with LocalBus() as bus:
+        with pytest.raises(LocalBusError, match="running already"):
+            bus.start()
+        create(bus, "orders")
+        bus.stop()
+        bus.stop()
+        bus.start()
+        bus.kill()
+        bus.stop()
+        with pytest.raises(LocalBusError, match="start it first"):
+            bus.kill()
+
+
+def test_a_failed_start_says_what_the_process_said(folders: Path, tmp_path: Path) -> None:
+    """The process's own words are in the error, and nothing is left of the attempt."""
+    bad = tmp_path / "entities.toml"
+    bad.write_text("[[queues]]\nname = 'x'\ncolour = 'red'")
+    with pytest.raises(LocalBusError, match="unknown key 'colour' in 'x' of queues"):
+        LocalBus(entities=bad).start()
+    with pytest.raises(LocalBusError, match="no namespace name"), LocalBus(name="no/name"):
+        pass
+    with LocalBus() as bus, pytest.raises(LocalBusError, match=f"port {bus.port} is in use"):
+        LocalBus(port=bus.port).start()
+
+
+def test_sqlite_s_name_of_no_file_is_refused(folders: Path) -> None:
+    """Whoever writes it wants memory: a file of that name would be a surprise."""
+    with pytest.raises(LocalBusError, match="without --store everything is in memory"):
+        LocalBus(store=":memory:").start()
+
+
+def test_a_restart_keeps_port_keys_and_certificate(folders: Path, tmp_path: Path) -> None:
+    """Clients that know the bus know it after a restart; only with a store are its messages there."""
+    for store in (None, tmp_path / "bus.db"):
+        with LocalBus(store=store) as bus:
+            create(bus, "orders")
+            with connect(bus.connection_string) as client:
+                send(client, "orders", "kept")
+            known = (bus.port, bus.connection_string, bus.ca_file, Path(bus.ca_file).read_text())
+            pid = bus.pid
+            assert bus.restart() is bus
+            assert not is_running(pid)
+            assert (bus.port, bus.connection_string, bus.ca_file, Path(bus.ca_file).read_text()) == known
+            if store is None:
+                create(bus, "orders")
+                assert active(bus, "orders") == 0
+            else:
+                assert active(bus, "orders") == 1
+
+
+def test_a_restart_finds_its_files_from_wherever_the_program_is(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative paths mean what they meant when the bus was made: a program that goes elsewhere loses no message."""
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    here.mkdir()
+    elsewhere.mkdir()
+    (here / "entities.toml").write_text("[[queues]]\nname = 'orders'")
+    monkeypatch.chdir(here)
+    with LocalBus(store="bus.db", entities="entities.toml") as bus:
+        with connect(bus.connection_string) as client:
+            send(client, "orders", "kept")
+        monkeypatch.chdir(elsewhere)
+        bus.restart()
+        assert active(bus, "orders") == 1
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_given_key_is_used_and_not_shown(folders: Path) -> None:
+    """The key is not on the command line, where everybody could read it."""
+    with LocalBus(key="dmVyeSBzZWNyZXQ=", key_name="mine") as bus:
+        assert key_of(bus.connection_string) == "dmVyeSBzZWNyZXQ="
+        assert "SharedAccessKeyName=mine;" in bus.connection_string
+        listed = subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(bus.pid)], capture_output=True, text=True)
+        assert "localbus" in listed.stdout
+        assert "dmVyeSBzZWNyZXQ" not in listed.stdout
+        bus.restart()
+        assert key_of(bus.connection_string) == "dmVyeSBzZWNyZXQ="
+
+
+def test_a_killed_bus_comes_back_to_the_same_client(folders: Path, tmp_path: Path) -> None:
+    """kill() is SIGKILL: a client sees its connection die, and with the SDK's retries it goes on after restart()."""
+    with LocalBus(store=tmp_path / "bus.db") as bus:
+        create(bus, "orders")
+        with connect(bus.connection_string, retry_total=5, retry_backoff_factor=0.1) as client:
+            with client.get_queue_sender("orders") as sender:
+                sender.send_messages(ServiceBusMessage("before"))
+                bus.kill()
+                with pytest.raises(ServiceBusError), connect(bus.connection_string) as other:
+                    other.get_queue_sender("orders").send_messages(ServiceBusMessage("while down"))
+                bus.restart()
+                sender.send_messages(ServiceBusMessage("after"))
+            with client.get_queue_receiver("orders") as receiver:
+                assert bodies(drain(receiver, 60, 2)) == ["before", "after"]
+
+
+def test_a_paused_bus_is_frozen_not_gone(folders: Path) -> None:
+    """pause(): connections stay open and nothing answers; resume() and everything goes on."""
+    with LocalBus() as bus:
+        create(bus, "orders")
+        with connect(bus.connection_string) as client, client.get_queue_sender("orders") as sender:
+            sender.send_messages(ServiceBusMessage("1"))
+            bus.pause()
+            begun = time.monotonic()
+            with pytest.raises(OperationTimeoutError):
+                sender.send_messages(ServiceBusMessage("2"), timeout=1)
+            assert time.monotonic() - begun > 0.8
+            bus.resume()
+            bus.resume()
+            sender.send_messages(ServiceBusMessage("3"))
+        assert wait_until(lambda: active(bus, "orders")) >= 2
+        bus.pause()
+        bus.restart()
+        create(bus, "orders")
+        bus.pause()
+
+
+def test_a_paused_bus_ends_with_its_program() -> None:
+    """A program that is killed while its bus is frozen leaves no process behind, not even a stopped one."""
+    program = (
+        "import time\nfrom pairbus.localbus import LocalBus\n"
+        "bus = LocalBus().start()\nbus.pause()\nprint(bus.pid, flush=True)\ntime.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T")
+        parent.kill()
+    wait_until(lambda: not is_running(pid), why="the paused bus has outlived its program")
+
+
+def test_many_threads_may_pause_a_bus(folders: Path) -> None:
+    """One watches over it, however many ask for the pause at once; none is left to kill it after its end."""
+    with LocalBus() as bus:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: bus.pause(), range(8)))
+        watches = subprocess.run(["ps", "-A", "-o", "args="], capture_output=True, text=True, check=True).stdout
+        assert sum(line.endswith(f" sh {bus.pid}") for line in watches.splitlines()) == 1
+        bus.resume()
+        assert active_after_create(bus) == 0
+
+
+def test_a_pause_leaves_nothing_behind(folders: Path) -> None:
+    """Paused and resumed, or ended while paused: whoever watched over the pause is gone, the bus was left alone."""
+    with LocalBus() as bus:
+        for end in (bus.resume, bus.restart, lambda: (bus.kill(), bus.restart())):
+            bus.pause()
+            bus.pause()
+            watch = bus._watch
+            assert watch is not None
+            assert is_running(watch.pid)
+            end()
+            assert watch.returncode == 0
+            assert active_after_create(bus) == 0
+        bus.pause()
+        watch = bus._watch
+        assert watch is not None
+    assert watch.returncode == 0
+
+
+def test_a_bus_outlives_the_thread_that_started_and_paused_it(folders: Path) -> None:
+    """It belongs to the program, not to the thread that happened to start it."""
+    bus = LocalBus()
+    for action in (bus.start, bus.pause, bus.resume):
+        thread = threading.Thread(target=action)
+        thread.start()
+        thread.join()
+    assert active_after_create(bus) == 0
+    bus.close()
+
+
+def active_after_create(bus: LocalBus) -> int:
+    """How much is in a queue that was just made: the bus answers."""
+    name = f"q-{time.monotonic_ns()}"
+    create(bus, name)
+    return active(bus, name)
+
+
+def test_a_bus_that_died_by_itself_can_be_restarted(folders: Path) -> None:
+    """Somebody else killed the process: stop, kill and restart still work."""
+    with LocalBus() as bus:
+        os.kill(bus.pid, signal.SIGKILL)
+        wait_until(lambda: not is_running(bus.pid))
+        bus.restart()
+        create(bus, "orders")
+        os.kill(bus.pid, signal.SIGKILL)
+        bus.kill()
+        bus.restart()
+        create(bus, "orders")
+
+
+def test_a_forgotten_bus_ends_with_the_program(tmp_path: Path) -> None:
+    """A program that never stops its bus leaves no process behind."""
+    program = "from pairbus.localbus import LocalBus\nbus = LocalBus().start()\nprint(bus.pid)\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    pid = int(done.stdout)
+    wait_until(lambda: not is_running(pid), why="the bus has outlived its program")
+
+
+def test_the_fixture_gives_each_test_a_bus_of_its_own(pytester: pytest.Pytester) -> None:
+    """`localbus` is there without a conftest, fresh for each test, and gone afterwards, even after a failure."""
+    pytester.makepyfile(
+        """
+        from azure.servicebus import ServiceBusClient, ServiceBusMessage
+        from azure.servicebus.management import ServiceBusAdministrationClient
+
+        def admin(bus):
+            return ServiceBusAdministrationClient.from_connection_string(
+                bus.connection_string, connection_verify=bus.ca_file
+            )
+
+        def test_one(localbus):
+            with open("pids", "a") as out:
+                print(localbus.pid, file=out)
+            with admin(localbus) as client:
+                client.create_queue("orders")
+            with ServiceBusClient.from_connection_string(localbus.connection_string) as client:
+                with client.get_queue_sender("orders") as sender:
+                    sender.send_messages(ServiceBusMessage("hello"))
+            with admin(localbus) as client:
+                assert client.get_queue_runtime_properties("orders").active_message_count == 1
+
+        def test_two(localbus):
+            with open("pids", "a") as out:
+                print(localbus.pid, file=out)
+            with admin(localbus) as client:
+                assert list(client.list_queues()) == []
+            with ServiceBusClient.from_connection_string(localbus.connection_string, retry_total=0) as client:
+                with client.get_queue_sender("ordesr") as sender:
+                    assert 0, "on purpose"
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*'ordesr', which does not exist*"])
+    pids = [int(line) for line in (pytester.path / "pids").read_text().split()]
+    assert len(set(pids)) == 2
+    assert not [pid for pid in pids if is_running(pid)]
+
+
+def test_the_fixture_is_listed_with_its_meaning(pytester: pytest.Pytester) -> None:
+    """`pytest --fixtures` shows it."""
+    result = pytester.runpytest_subprocess("--fixtures")
+    result.stdout.fnmatch_lines(["localbus*", "*fresh, empty Service Bus namespace*"])
+
+
+# --- faults of a bus that does not answer ------------------------------------------------------------------
+
+
+def test_faults_of_a_bus_that_is_not_running_say_so(folders: Path) -> None:
+    """Killed, stopped or closed: LocalBusError with what to do, from every call, and it works again afterwards."""
+    with LocalBus() as bus:
+        create(bus, "orders")
+        faults = bus.faults
+        for end in (bus.kill, bus.stop):
+            end()
+            for use in (faults.list, faults.clear, faults.busy, lambda: bus.faults.drop("orders")):
+                with pytest.raises(LocalBusError, match=rf"127.0.0.1:{bus.port} is not running.*restart\(\)"):
+                    use()
+            bus.restart()
+            assert faults.list() == []
+    with pytest.raises(LocalBusError, match=r"was closed.*start\(\)"):
+        faults.list()
+
+
+def test_faults_of_a_paused_bus_say_so(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer in time: LocalBusError that asks whether it is paused; once resumed the same client works."""
+    with LocalBus() as bus:
+        faults = bus.faults
+        bus.pause()
+        with monkeypatch.context() as patch:
+            patch.setattr("pairbus.localbus.faults.client.ANSWER_SECONDS", 0.3)
+            with pytest.raises(LocalBusError, match=r"has not answered for 0.3 s: is it paused\? Call resume\(\)"):
+                faults.busy()
+        bus.resume()
+        faults.clear()
+        assert faults.list() == []
+
+
+def test_faults_of_something_else_on_the_port_say_so(folders: Path) -> None:
+    """A server that hangs up is no localbus any more: LocalBusError with what was seen."""
+    with LocalBus() as bus, socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        hanging_up = threading.Thread(target=lambda: stranger.accept()[0].close())
+        hanging_up.start()
+        with pytest.raises(LocalBusError, match=rf"127.0.0.1:{port} broke off"):
+            FaultClient("127.0.0.1", port, bus.connection_string, bus.ca_file).list()
+        hanging_up.join()
+
+
+def test_the_end_of_a_bus_does_not_hide_what_went_wrong_under_a_fault(folders: Path) -> None:
+    """The block's own error comes out of `during`, although the fault cannot be ended any more."""
+    with LocalBus() as bus:
+        with pytest.raises(ZeroDivisionError), bus.faults.during("busy"):  # noqa: PT012
+            bus.kill()
+            1 / 0  # noqa: B018
+        bus.restart()
+        with pytest.raises(LocalBusError, match="not running"), bus.faults.during("busy"):
+            bus.kill()

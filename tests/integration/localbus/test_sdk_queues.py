@@ -1,0 +1,850 @@
+"""Queues through Microsoft's Python clients, sync and async: every bullet of the queue row, and pings."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from azure.servicebus import (
+    ServiceBusMessage,
+    ServiceBusMessageState,
+    ServiceBusReceiveMode,
+    ServiceBusSubQueue,
+)
+from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType, AmqpMessageProperties
+from azure.servicebus.exceptions import (
+    MessageLockLostError,
+    MessageNotFoundError,
+    MessageSizeExceededError,
+    MessagingEntityDisabledError,
+    MessagingEntityNotFoundError,
+    ServiceBusAuthenticationError,
+    ServiceBusError,
+    ServiceBusQuotaExceededError,
+)
+
+from tests.support.raw_client import RawClient, uuids
+from tests.support.scenarios import scenario
+from tests.support.sdk_clients import Place, bodies, soon, text_properties, unique
+
+PING = "application/vnd.ms-servicebus-ping"
+SECOND = timedelta(seconds=1)
+
+
+# --- sending and receiving -----------------------------------------------------------------------------------
+
+
+@scenario()
+async def test_what_is_sent_is_received_and_completed(at: Place) -> None:
+    """A message comes with its number, times and count, and is gone once completed."""
+    queue = await at.queue()
+    before = datetime.now(timezone.utc) - SECOND
+    await at.send(queue, ServiceBusMessage(b"one", message_id="id-1"))
+    receiver = at.receiver(queue)
+    message = await at.take_one(receiver)
+    assert (str(message), message.message_id) == ("one", "id-1")
+    assert (message.sequence_number, message.delivery_count) == (1, 0)
+    assert message.state == ServiceBusMessageState.ACTIVE
+    assert before < message.enqueued_time_utc < message.locked_until_utc
+    await receiver.complete_message(message)
+    await at.settled(queue)
+
+
+@scenario()
+async def test_every_field_of_a_message_arrives(at: Place) -> None:
+    """Broker properties and application properties come back as they were set."""
+    queue = await at.queue()
+    sent = ServiceBusMessage(
+        b"\x00body\xff",
+        message_id="m",
+        correlation_id="c",
+        subject="subject",
+        content_type="text/plain",
+        to="to",
+        reply_to="reply",
+        reply_to_session_id="rs",
+        session_id="s",
+        partition_key="s",
+        time_to_live=timedelta(minutes=5),
+        application_properties={"text": "ä", "number": 7, "yes": True, "half": 0.5},
+    )
+    await at.send(queue, sent)
+    receiver = at.receiver(queue, receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE)
+    got = await at.take_one(receiver)
+    assert b"".join(got.body) == b"\x00body\xff"
+    for field in (
+        "message_id", "correlation_id", "subject", "content_type", "to", "reply_to", "reply_to_session_id",
+        "session_id", "partition_key", "time_to_live",
+    ):  # fmt: skip
+        assert getattr(got, field) == getattr(sent, field), field
+    assert text_properties(got) == {"text": "ä", "number": 7, "yes": True, "half": 0.5}
+
+
+@scenario()
+async def test_every_kind_of_body_arrives(at: Place) -> None:
+    """Bodies of several data sections, of sequences and of a value stay what they are."""
+    queue = await at.queue()
+    sender, receiver = at.sender(queue), at.receiver(queue)
+    await sender.send_messages(AmqpAnnotatedMessage(data_body=[b"a", b"b"]))
+    await sender.send_messages(AmqpAnnotatedMessage(sequence_body=[[1, 2], [3]]))
+    await sender.send_messages(AmqpAnnotatedMessage(value_body={"k": [1, None]}))
+    data, sequence, value = await at.take(receiver, 3)
+    assert (data.body_type, list(data.body)) == (AmqpMessageBodyType.DATA, [b"a", b"b"])
+    assert (sequence.body_type, list(sequence.body)) == (AmqpMessageBodyType.SEQUENCE, [[1, 2], [3]])
+    assert (value.body_type, value.body) == (AmqpMessageBodyType.VALUE, {b"k": [1, None]})
+
+
+@scenario()
+async def test_a_batch_is_taken_apart_and_keeps_its_order(at: Place) -> None:
+    """Messages of one batch are messages of their own, in the order in which they were added."""
+    queue = await at.queue()
+    sender = at.sender(queue)
+    batch = await sender.create_message_batch()
+    for n in range(10):
+        batch.add_message(ServiceBusMessage(f"b{n}", application_properties={"n": n}))
+    await sender.send_messages(batch)
+    await sender.send_messages([ServiceBusMessage(f"l{n}") for n in range(3)])
+    receiver = at.receiver(queue)
+    got = await at.take(receiver, 13)
+    assert bodies(got) == [f"b{n}" for n in range(10)] + [f"l{n}" for n in range(3)]
+    assert [m.sequence_number for m in got] == list(range(1, 14))
+    assert [text_properties(m)["n"] for m in got[:10]] == list(range(10))
+    for message in got:
+        await receiver.complete_message(message)
+    await at.settled(queue)
+
+
+@scenario()
+async def test_iterating_a_receiver(at: Place) -> None:
+    """A receiver can be looped over; the loop ends when nothing has come for `max_wait_time`."""
+    queue = await at.queue()
+    await at.send(queue, "a", "b", "c")
+    receiver = at.receiver(queue, max_wait_time=10, prefetch_count=2)
+    seen = []
+    async for message in receiver:
+        seen.append(str(message))
+        await receiver.complete_message(message)
+    assert seen == ["a", "b", "c"]
+    await at.settled(queue)
+
+
+@scenario()
+async def test_receive_and_delete(at: Place) -> None:
+    """In that mode a message is gone when it is handed out."""
+    queue = await at.queue()
+    await at.send(queue, "a", "b")
+    receiver = at.receiver(queue, receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE)
+    assert bodies(await at.take(receiver, 2)) == ["a", "b"]
+    await at.settled(queue)
+
+
+@scenario()
+async def test_a_lock_hides_a_message_from_others(at: Place) -> None:
+    """What one receiver has locked, another does not get; it gets the next."""
+    queue = await at.queue()
+    await at.send(queue, "first", "second")
+    one, two = at.receiver(queue), at.receiver(queue)
+    assert str(await at.take_one(one)) == "first"
+    assert str(await at.take_one(two)) == "second"
+    await at.settled(queue, active=2)
+
+
+@scenario()
+async def test_a_queue_that_is_not_there(at: Place) -> None:
+    """The service refuses the token for an unknown queue (404); this SDK makes an authentication error of it."""
+    with pytest.raises(ServiceBusAuthenticationError):
+        await at.send("no-such-queue", "x")
+    with pytest.raises(ServiceBusAuthenticationError):
+        await at.receiver("no-such-queue").receive_messages(1, max_wait_time=20)
+
+
+@scenario()
+async def test_a_queue_that_is_deleted_under_its_links(at: Place) -> None:
+    """Links that are open when their queue is deleted are told that it is not there any more."""
+    queue = await at.queue()
+    receiver = at.receiver(queue)
+    await at.send(queue, "x")
+    await at.take_one(receiver)
+    await asyncio.to_thread(at.admin.delete_queue, queue)
+    at._queues.remove(queue)
+    with pytest.raises(ServiceBusError):
+        await at.send(queue, "y")
+    with pytest.raises(MessagingEntityNotFoundError):
+        await receiver.receive_messages(1, max_wait_time=60)
+
+
+# --- settling ------------------------------------------------------------------------------------------------
+
+
+@scenario()
+async def test_abandon_gives_back_at_once_and_counts(at: Place) -> None:
+    """An abandoned message comes again, first in line, its delivery count one higher, its number the same."""
+    queue = await at.queue()
+    await at.send(queue, "a", "b")
+    receiver = at.receiver(queue)
+    first = await at.take_one(receiver)
+    await receiver.abandon_message(first)
+    again = await at.take_one(receiver)
+    assert (str(again), again.delivery_count, again.sequence_number) == ("a", 1, first.sequence_number)
+    assert again.lock_token != first.lock_token
+
+
+@scenario()
+async def test_abandon_with_properties(at: Place) -> None:
+    """Properties given with abandon are set on the message; the rest of it stays."""
+    queue = await at.queue()
+    await at.send(queue, ServiceBusMessage("a", application_properties={"kept": "yes", "changed": "old"}))
+    receiver = at.receiver(queue)
+    first = await at.take_one(receiver)
+
+    def abandon() -> int:
+        with RawClient(at.bus) as raw:
+            raw.put_token(queue)
+            body = {
+                "lock-tokens": uuids(first.lock_token),
+                "disposition-status": "abandoned",
+                "properties-to-modify": {"changed": "new", "added": 5},
+            }
+            return raw.request(queue, "com.microsoft:update-disposition", body)[0]
+
+    assert await asyncio.to_thread(abandon) == 200
+    again = await at.take_one(receiver)
+    assert text_properties(again) == {"kept": "yes", "changed": "new", "added": 5}
+    assert (again.delivery_count, str(again)) == (1, "a")
+
+
+@scenario()
+async def test_a_deferred_message_comes_only_by_its_number(at: Place) -> None:
+    """Deferred: passed over by receivers, seen by peek, received by its sequence number, then settled as usual."""
+    queue = await at.queue()
+    await at.send(queue, "later", "now")
+    receiver = at.receiver(queue)
+    later = await at.take_one(receiver)
+    await receiver.defer_message(later)
+    now = await at.take_one(receiver)
+    assert str(now) == "now"
+    await receiver.complete_message(now)
+    (peeked,) = await receiver.peek_messages(5, sequence_number=1)
+    assert (str(peeked), peeked.state) == ("later", ServiceBusMessageState.DEFERRED)
+    (again,) = await receiver.receive_deferred_messages([later.sequence_number])
+    assert (str(again), again.sequence_number) == ("later", later.sequence_number)
+    assert again.delivery_count == 1
+    await receiver.complete_message(again)
+    await at.settled(queue)
+
+
+@scenario()
+async def test_a_deferred_message_can_be_deferred_abandoned_and_dead_lettered(at: Place) -> None:
+    """Abandoning a deferred message leaves it deferred; its delivery count grows; it can still be buried."""
+    queue = await at.queue()
+    await at.send(queue, "x")
+    receiver = at.receiver(queue)
+    message = await at.take_one(receiver)
+    number = message.sequence_number
+    await receiver.defer_message(message)
+    (first,) = await receiver.receive_deferred_messages(number)
+    await receiver.abandon_message(first)
+    (second,) = await receiver.receive_deferred_messages(number)
+    assert second.delivery_count == first.delivery_count + 1
+    await receiver.defer_message(second)
+    (third,) = await receiver.receive_deferred_messages(number)
+    assert third.delivery_count == 3
+    await receiver.dead_letter_message(third, reason="done with it")
+    await at.settled(queue, dead_letter=1)
+    dead = await at.take_one(at.receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER))
+    assert dead.delivery_count == 3
+
+
+@scenario()
+async def test_a_deferral_counts_as_a_delivery(at: Place) -> None:
+    """At MaxDeliveryCount a deferred message is a dead letter: deferred for the last time, or had and given back."""
+    queue = await at.queue(max_delivery_count=1)
+    other = await at.queue(max_delivery_count=2)
+    for each in (queue, other):
+        await at.send(each, "x")
+        receiver = at.receiver(each)
+        message = await at.take_one(receiver)
+        await receiver.defer_message(message)
+    await at.settled(queue, dead_letter=1)
+    await at.settled(other, active=1)
+    (again,) = await receiver.receive_deferred_messages(message.sequence_number)
+    await receiver.abandon_message(again)
+    await at.settled(other, dead_letter=1)
+    for each, count in ((queue, 1), (other, 2)):
+        dead = await at.take_one(at.receiver(each, sub_queue=ServiceBusSubQueue.DEAD_LETTER))
+        assert (dead.dead_letter_reason, dead.delivery_count) == ("MaxDeliveryCountExceeded", count)
+
+
+@scenario()
+async def test_deferred_receive_and_delete(at: Place) -> None:
+    """In receive-and-delete mode a deferred message is gone when it is handed out."""
+    queue = await at.queue()
+    await at.send(queue, "x")
+    receiver = at.receiver(queue)
+    message = await at.take_one(receiver)
+    await receiver.defer_message(message)
+    deleting = at.receiver(queue, receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE)
+    (got,) = await deleting.receive_deferred_messages(message.sequence_number)
+    assert str(got) == "x"
+    await at.settled(queue)
+
+
+@scenario()
+async def test_an_unknown_deferred_number(at: Place) -> None:
+    """A number that is not deferred is refused as not found, and nothing else of the request is locked."""
+    queue = await at.queue()
+    await at.send(queue, "x")
+    receiver = at.receiver(queue)
+    message = await at.take_one(receiver)
+    await receiver.defer_message(message)
+    with pytest.raises(MessageNotFoundError):
+        await receiver.receive_deferred_messages([message.sequence_number, 4711])
+    (got,) = await receiver.receive_deferred_messages([message.sequence_number])
+    assert str(got) == "x"
+
+
+@scenario()
+async def test_dead_letter_with_reason_and_description(at: Place) -> None:
+    """A dead-lettered message waits in the dead-letter queue with the reason and description it was given."""
+    queue = await at.queue()
+    await at.send(queue, ServiceBusMessage("x", application_properties={"kept": 1}))
+    receiver = at.receiver(queue)
+    await receiver.dead_letter_message(await at.take_one(receiver), reason="broken", error_description="cannot be read")
+    await at.settled(queue, dead_letter=1)
+    grave = at.receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER)
+    dead = await at.take_one(grave)
+    assert (dead.dead_letter_reason, dead.dead_letter_error_description) == ("broken", "cannot be read")
+    assert dead.delivery_count == 0
+    assert text_properties(dead)["kept"] == 1
+
+
+@scenario()
+async def test_the_last_delivery_ends_in_the_dead_letter_queue(at: Place) -> None:
+    """At the maximum delivery count the message is dead-lettered, with the service's own reason."""
+    queue = await at.queue(max_delivery_count=2)
+    await at.send(queue, "x")
+    receiver = at.receiver(queue)
+    for count in range(2):
+        message = await at.take_one(receiver)
+        assert message.delivery_count == count
+        await receiver.abandon_message(message)
+    await at.settled(queue, dead_letter=1)
+    dead = await at.take_one(at.receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER))
+    assert dead.dead_letter_reason == "MaxDeliveryCountExceeded"
+    assert dead.dead_letter_error_description == "Message could not be consumed after 2 delivery attempts."
+    assert dead.delivery_count == 2
+
+
+# --- locks ---------------------------------------------------------------------------------------------------
+
+
+@scenario()
+async def test_a_lock_ends_at_its_time(at: Place) -> None:
+    """A lock that runs out gives the message back, counted; the old lock settles nothing any more."""
+    queue = await at.queue(lock_duration=timedelta(seconds=3))
+    await at.send(queue, "x")
+    receiver = at.receiver(queue)
+    first = await at.take_one(receiver)
+    await at.update_queue(queue, lock_duration=timedelta(minutes=1))
+    again = await at.take_one(receiver)
+    assert datetime.now(timezone.utc) >= first.locked_until_utc
+    assert (again.delivery_count, again.sequence_number) == (1, first.sequence_number)
+    with pytest.raises(MessageLockLostError):
+        await receiver.complete_message(first)
+    await receiver.renew_message_lock(again)
+    await receiver.complete_message(again)
+    await at.settled(queue)
+
+
+@scenario("sync")
+async def test_the_server_itself_refuses_a_lost_lock(at: Place) -> None:
+    """The SDK knows a lock's end by its own clock; the broker's word, asked past the SDK, is the same."""
+    queue = await at.queue(lock_duration=timedelta(seconds=3))
+    await at.send(queue, "x")
+    receiver = at.receiver(queue)
+    first = await at.take_one(receiver)
+    await at.update_queue(queue, lock_duration=timedelta(minutes=1))
+    second = await at.take_one(receiver)
+
+    def ask(token: object, operation: str, **body: object) -> tuple[int, str | None]:
+        with RawClient(at.bus) as raw:
+            raw.put_token(queue)
+            status, _, condition = raw.request(queue, operation, {"lock-tokens": uuids(token), **body})
+            return status, condition
+
+    lost = (410, "com.microsoft:message-lock-lost")
+    assert await asyncio.to_thread(ask, first.lock_token, "com.microsoft:renew-lock") == lost
+    status = {"disposition-status": "completed"}
+    update = "com.microsoft:update-disposition"
+    assert await asyncio.to_thread(ask, first.lock_token, update, **status) == lost
+    assert (await asyncio.to_thread(ask, second.lock_token, "com.microsoft:renew-lock"))[0] == 200
+    assert (await asyncio.to_thread(ask, second.lock_token, update, **status))[0] == 200
+    await at.settled(queue)
+
+
+@scenario()
+async def test_a_renewed_lock_lasts(at: Place) -> None:
+    """Renewing moves a lock's end; the message is not given to others meanwhile."""
+    queue = await at.queue(lock_duration=timedelta(seconds=10))
+    await at.send(queue, "x")
+    receiver = at.receiver(queue)
+    message = await at.take_one(receiver)
+    first_end = message.locked_until_utc
+
+    async def past_first_end() -> bool:
+        until = await receiver.renew_message_lock(message)
+        assert until == message.locked_until_utc > first_end
+        return datetime.now(timezone.utc) > first_end + timedelta(seconds=0.5)
+
+    await at.wait_until(past_first_end, "the lock's first end")
+    (peeked,) = await receiver.peek_messages(1, sequence_number=1)
+    assert peeked.delivery_count == 0
+    await receiver.complete_message(message)
+    await at.settled(queue)
+
+
+# --- looking -------------------------------------------------------------------------------------------------
+
+
+@scenario()
+async def test_peek_shows_everything_and_changes_nothing(at: Place) -> None:
+    """Peek lists active, locked, deferred and scheduled messages by number, and locks none."""
+    queue = await at.queue()
+    await at.send(queue, "deferred", "locked", "active")
+    sender, receiver = at.sender(queue), at.receiver(queue)
+    await sender.schedule_messages(ServiceBusMessage("scheduled"), soon(600))
+    await receiver.defer_message(await at.take_one(receiver))
+    await at.take_one(receiver)
+    seen = await receiver.peek_messages(10, sequence_number=1)
+    assert [(str(m), m.sequence_number, m.state) for m in seen] == [
+        ("deferred", 1, ServiceBusMessageState.DEFERRED),
+        ("locked", 2, ServiceBusMessageState.ACTIVE),
+        ("active", 3, ServiceBusMessageState.ACTIVE),
+        ("scheduled", 4, ServiceBusMessageState.SCHEDULED),
+    ]
+    assert bodies(await receiver.peek_messages(1, sequence_number=3)) == ["active"]
+    assert await receiver.peek_messages(1, sequence_number=99) == []
+    assert str(await at.take_one(receiver)) == "active"
+
+
+# --- scheduling ----------------------------------------------------------------------------------------------
+
+
+@scenario()
+async def test_a_scheduled_message_comes_at_its_time(at: Place) -> None:
+    """Not before its time; then at the end of the queue, under a new number."""
+    queue = await at.queue()
+    sender, receiver = at.sender(queue), at.receiver(queue)
+    await sender.__aenter__()
+    await receiver.__aenter__()
+    when = soon(12)
+    (number,) = await sender.schedule_messages(ServiceBusMessage("later", message_id="m"), when)
+    await at.settled(queue, scheduled=1)
+    await at.send(queue, "now")
+    assert str(await at.take_one(receiver)) == "now"
+    message = await at.take_one(receiver)
+    assert (str(message), message.message_id) == ("later", "m")
+    assert datetime.now(timezone.utc) >= when
+    assert abs(message.scheduled_enqueue_time_utc - when) < timedelta(milliseconds=2)
+    assert message.enqueued_time_utc >= when - timedelta(milliseconds=2)
+    assert message.sequence_number > number
+    assert message.state == ServiceBusMessageState.ACTIVE
+
+
+@scenario()
+async def test_a_message_with_a_scheduled_time_is_scheduled(at: Place) -> None:
+    """The property on a plain send schedules too; a time that has passed means at once."""
+    queue = await at.queue()
+    late = ServiceBusMessage("late", scheduled_enqueue_time_utc=soon(600))
+    past = ServiceBusMessage("past", scheduled_enqueue_time_utc=soon(-600))
+    await at.send(queue, late, past)
+    assert str(await at.take_one(at.receiver(queue))) == "past"
+    await at.settled(queue, scheduled=1, active=1)
+
+
+@scenario()
+async def test_cancelling_scheduled_messages(at: Place) -> None:
+    """A cancelled message never comes; a number that is not scheduled is refused as not found."""
+    queue = await at.queue()
+    sender = at.sender(queue)
+    numbers = await sender.schedule_messages([ServiceBusMessage(n) for n in "abc"], soon(600))
+    assert len(set(numbers)) == 3
+    await sender.cancel_scheduled_messages(numbers[:2])
+    await at.settled(queue, scheduled=1)
+    (left,) = await at.receiver(queue).peek_messages(5)
+    assert (str(left), left.sequence_number) == ("c", numbers[2])
+    with pytest.raises(MessageNotFoundError):
+        await sender.cancel_scheduled_messages(numbers[0])
+    await sender.cancel_scheduled_messages(numbers[2])
+    await at.settled(queue)
+
+
+# --- time to live --------------------------------------------------------------------------------------------
+
+
+@scenario()
+async def test_a_message_outlives_its_time_to_live_nowhere(at: Place) -> None:
+    """Its own time to live, or the entity's where that is shorter, ends a message; by default it is dropped."""
+    own = await at.queue()
+    entity = await at.queue(default_message_time_to_live=SECOND)
+    await at.send(own, ServiceBusMessage("short", time_to_live=SECOND), "for ever")
+    await at.send(entity, "default", ServiceBusMessage("longer", time_to_live=timedelta(hours=1)))
+    await at.settled(own, active=1)
+    await at.settled(entity)
+    assert str(await at.take_one(at.receiver(own))) == "for ever"
+
+
+@scenario()
+async def test_an_expired_message_is_dead_lettered_where_asked_for(at: Place) -> None:
+    """With dead-lettering on expiration it is kept, with the service's own reason, and expires no more."""
+    queue = await at.queue(default_message_time_to_live=timedelta(hours=1), dead_lettering_on_message_expiration=True)
+    await at.send(queue, ServiceBusMessage("x", time_to_live=SECOND))
+    await at.settled(queue, dead_letter=1)
+    dead = await at.take_one(at.receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER))
+    assert dead.dead_letter_reason == "TTLExpiredException"
+    assert dead.dead_letter_error_description == "The message expired and was dead lettered."
+
+
+@scenario()
+async def test_a_locked_message_does_not_expire_under_its_holder(at: Place) -> None:
+    """A lock keeps a message beyond its life: it can be completed; given back, it expires."""
+    queue = await at.queue(dead_lettering_on_message_expiration=True)
+    receiver = at.receiver(queue)
+    await receiver.__aenter__()  # both are open before the messages' short lives begin
+    await at.send(queue, ServiceBusMessage(b"", content_type=PING))
+    short = timedelta(seconds=10)
+    await at.send(queue, *(ServiceBusMessage(text, time_to_live=short) for text in "ab"))
+    a, b = await at.take(receiver, 2)
+
+    async def expired() -> bool:
+        return datetime.now(timezone.utc) > b.expires_at_utc + timedelta(seconds=0.2)
+
+    await at.wait_until(expired, "the end of both lives")
+    await at.settled(queue, active=2)
+    await receiver.complete_message(a)
+    await receiver.abandon_message(b)
+    await at.settled(queue, dead_letter=1)
+
+
+# --- duplicates ----------------------------------------------------------------------------------------------
+
+
+@scenario()
+async def test_a_duplicate_is_accepted_and_dropped(at: Place) -> None:
+    """Within the window a known message id is dropped, in a batch too, even when the first is long gone."""
+    queue = await at.queue(requires_duplicate_detection=True)
+    receiver = at.receiver(queue)
+    await at.send(queue, ServiceBusMessage("1", message_id="a"))
+    await receiver.complete_message(await at.take_one(receiver))
+    again = [ServiceBusMessage(n, message_id=id) for n, id in (("2", "a"), ("3", "b"), ("4", "b"))]
+    await at.sender(queue).send_messages(again)
+    await at.settled(queue, active=1)
+    assert str(await at.take_one(receiver)) == "3"
+
+
+@scenario()
+async def test_a_scheduled_duplicate_has_a_number(at: Place) -> None:
+    """Each scheduled message gets a number, a duplicate too; the duplicate's belongs to no message."""
+    queue = await at.queue(requires_duplicate_detection=True)
+    sender = at.sender(queue)
+    messages = [ServiceBusMessage("x", message_id=id) for id in ("a", "a", "b")]
+    first, spent, last = await sender.schedule_messages(messages, soon(600))
+    (late,) = await sender.schedule_messages(ServiceBusMessage("x", message_id="a"), soon(600))
+    assert len({first, spent, last, late}) == 4
+    await at.settled(queue, scheduled=2)
+    with pytest.raises(MessageNotFoundError):
+        await sender.cancel_scheduled_messages(spent)
+    await sender.cancel_scheduled_messages([first, last])
+    await at.settled(queue)
+
+
+@scenario()
+async def test_the_duplicate_window_ends(at: Place) -> None:
+    """After the window the same message id is a new message."""
+    queue = await at.queue(
+        requires_duplicate_detection=True, duplicate_detection_history_time_window=timedelta(seconds=10)
+    )
+
+    async def two_are_in() -> bool:
+        await at.send(queue, ServiceBusMessage("x", message_id="same"))
+        return bool((await at.counts(queue)).active_message_count == 2)
+
+    await at.send(queue, ServiceBusMessage("x", message_id="same"))
+    await at.send(queue, ServiceBusMessage("x", message_id="same"))
+    assert (await at.counts(queue)).active_message_count == 1
+    await at.wait_until(two_are_in, "the second message of that id")
+
+
+# --- limits --------------------------------------------------------------------------------------------------
+
+
+@scenario()
+async def test_a_message_may_not_be_larger_than_the_queue_allows(at: Place) -> None:
+    """A message beyond MaxMessageSizeInKilobytes is refused as too large; a sender goes on after it."""
+    queue = await at.queue(max_message_size_in_kilobytes=2)
+    with pytest.raises(MessageSizeExceededError):
+        await at.send(queue, ServiceBusMessage(b"x" * 4000))
+    await at.send(queue, ServiceBusMessage(b"x" * 1500))
+    await at.settled(queue, active=1)
+
+
+@scenario()
+async def test_ids_have_a_longest_length(at: Place) -> None:
+    """Ids of 128 characters are taken; a longer one, or a partition key that is not the session's, is refused."""
+    queue = await at.queue()
+
+    def sent(pk: str | None = None, **properties: str) -> AmqpAnnotatedMessage:
+        notes = {} if pk is None else {"x-opt-partition-key": pk}
+        return AmqpAnnotatedMessage(data_body=b"x", properties=AmqpMessageProperties(**properties), annotations=notes)
+
+    sender = at.sender(queue)
+    longest, longer = "ä" * 128, "ä" * 129
+    for good in (sent(message_id=longest, group_id=longest), sent("s", group_id="s"), sent("p", message_id="m")):
+        await sender.send_messages(good)
+    for bad, said in (
+        (sent(message_id=longer), "MessageId of a message has 129 characters"),
+        (sent(group_id=longer), "SessionId of a message has 129 characters"),
+        (sent("p", group_id="s"), "PartitionKey 'p' of a message is not its SessionId 's'"),
+    ):
+        with pytest.raises(ServiceBusError, match=said):
+            await sender.send_messages(bad)
+        with pytest.raises(ServiceBusError, match=said):
+            await sender.send_messages([sent(message_id="good"), bad])
+        with pytest.raises(ServiceBusError, match=said):
+            await sender.schedule_messages(bad, soon(600))
+    await at.settled(queue, active=3)
+
+
+@scenario()
+async def test_a_batch_knows_the_queue_s_limit(at: Place) -> None:
+    """The link says how much a batch may hold, so that the SDK can tell when it is full."""
+    queue = await at.queue(max_message_size_in_kilobytes=2)
+    batch = await at.sender(queue).create_message_batch()
+    assert batch.max_size_in_bytes == 2048
+    batch.add_message(ServiceBusMessage(b"x" * 1500))
+    with pytest.raises(MessageSizeExceededError):
+        batch.add_message(ServiceBusMessage(b"x" * 1500))
+
+
+@scenario()
+async def test_a_full_queue_refuses_until_there_is_room(at: Place) -> None:
+    """At MaxSizeInMegabytes a send raises the quota error, nothing of it is kept, and room opens it again."""
+    queue = await at.queue(max_size_in_megabytes=1)
+    big = ServiceBusMessage(b"x" * 200_000)
+    await at.send(queue, *[big] * 5)
+    with pytest.raises(ServiceBusQuotaExceededError):
+        await at.send(queue, big)
+    await at.settled(queue, active=5)
+    receiver = at.receiver(queue, receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE)
+    await at.take_one(receiver)
+    await at.send(queue, big)
+
+
+@scenario()
+async def test_dead_letters_count_against_the_quota(at: Place) -> None:
+    """A message that moves to the dead-letter queue makes no room."""
+    queue = await at.queue(max_size_in_megabytes=1)
+    big = ServiceBusMessage(b"x" * 250_000)
+    await at.send(queue, *[big] * 4)
+    receiver = at.receiver(queue)
+    await receiver.dead_letter_message(await at.take_one(receiver))
+    with pytest.raises(ServiceBusQuotaExceededError):
+        await at.send(queue, big)
+
+
+# --- forwarding ----------------------------------------------------------------------------------------------
+
+
+@scenario()
+async def test_forwarding_along_a_chain(at: Place) -> None:
+    """What comes into the first queue is received from the last; those between keep nothing."""
+    last = await at.queue()
+    middle = await at.queue(forward_to=last)
+    first = await at.queue(forward_to=middle)
+    await at.send(last, "direct")
+    await at.send(first, ServiceBusMessage("a", message_id="m", application_properties={"p": 1}), "b")
+    direct, a, b = await at.take(at.receiver(last), 3)
+    assert bodies([direct, a, b]) == ["direct", "a", "b"]
+    assert (a.message_id, text_properties(a), a.delivery_count) == ("m", {"p": 1}, 0)
+    assert (a.sequence_number, a.enqueued_sequence_number) == (2, 1)
+    await at.settled(first)
+    await at.settled(middle)
+    with pytest.raises(ServiceBusError):
+        await at.receiver(first).receive_messages(1, max_wait_time=1)
+
+
+@scenario()
+async def test_forwarding_begins_when_it_is_switched_on(at: Place) -> None:
+    """What a queue holds when forwarding is set goes too, and stops going when it is taken off."""
+    target, source = await at.queue(), await at.queue()
+    await at.send(source, "waiting")
+    await at.update_queue(source, forward_to=target)
+    receiver = at.receiver(target)
+    await receiver.complete_message(await at.take_one(receiver))
+    await at.update_queue(source, forward_to=None)
+    await at.send(source, "stays")
+    assert str(await at.take_one(at.receiver(source))) == "stays"
+
+
+@scenario()
+async def test_dead_letters_can_be_forwarded(at: Place) -> None:
+    """Dead letters go where ForwardDeadLetteredMessagesTo says, with reason and source."""
+    target = await at.queue()
+    source = await at.queue(forward_dead_lettered_messages_to=target)
+    await at.send(source, "x")
+    receiver = at.receiver(source)
+    await receiver.dead_letter_message(await at.take_one(receiver), reason="r", error_description="d")
+    got = await at.take_one(at.receiver(target))
+    assert (got.dead_letter_reason, got.dead_letter_error_description) == ("r", "d")
+    assert got.dead_letter_source == source
+    await at.settled(source)
+
+
+@scenario()
+async def test_a_message_that_cannot_be_forwarded_is_set_aside(at: Place) -> None:
+    """Where the target is disabled, full or gone, the source keeps the message as a transfer dead letter."""
+    disabled, full, gone = await at.queue(), await at.queue(max_size_in_megabytes=1), await at.queue()
+    await at.send(full, *[ServiceBusMessage(b"x" * 250_000)] * 4)
+    sources = [await at.queue(forward_to=target) for target in (disabled, full, gone)]
+    await at.update_queue(disabled, status="Disabled")
+    await asyncio.to_thread(at.admin.delete_queue, gone)
+    at._queues.remove(gone)
+    for source in sources:
+        await at.send(source, ServiceBusMessage(b"y" * 100_000))
+        await at.settled(source, transfer_dead_letter=1)
+    stranded = at.receiver(sources[0], sub_queue=ServiceBusSubQueue.TRANSFER_DEAD_LETTER)
+    message = await at.take_one(stranded)
+    assert message.dead_letter_reason
+    assert disabled in message.dead_letter_error_description
+    await stranded.complete_message(message)
+    await at.settled(sources[0])
+
+
+@scenario()
+async def test_a_message_is_forwarded_four_times_at_most(at: Place) -> None:
+    """The fifth hop is refused: the message is set aside where it stands, with the service's reason."""
+    chain = [await at.queue()]
+    for _ in range(5):
+        chain.append(await at.queue(forward_to=chain[-1]))
+    await at.send(chain[4], "four hops")
+    assert str(await at.take_one(at.receiver(chain[0]))) == "four hops"
+    await at.send(chain[5], "five hops")
+    await at.settled(chain[1], transfer_dead_letter=1)
+    stranded = at.receiver(chain[1], sub_queue=ServiceBusSubQueue.TRANSFER_DEAD_LETTER)
+    assert (await at.take_one(stranded)).dead_letter_reason == "MaxTransferHopCountExceeded"
+
+
+# --- names ---------------------------------------------------------------------------------------------------
+
+
+@scenario("sync")
+async def test_an_entity_may_be_named_as_a_part_of_an_event_hub_is(at: Place) -> None:
+    """`jobs/partitions/1` is a queue where there is one of that name: to send, receive, peek and dead-letter."""
+    for end in ("partitions/1", "consumergroups/b", "ConsumerGroups/b/Partitions/0"):
+        name = f"{unique('jobs')}/{end}"
+        await asyncio.to_thread(at.admin.create_queue, name)
+        await at.send(name, "a", "b")
+        receiver = at.receiver(name)
+        first, second = await at.take(receiver, 2)
+        await receiver.complete_message(first)
+        await receiver.dead_letter_message(second)
+        dead = at.receiver(name, sub_queue=ServiceBusSubQueue.DEAD_LETTER)
+        assert bodies(await dead.peek_messages()) == ["b"]
+        await at.settled(name, dead_letter=1)
+    topic = f"{unique('news')}/partitions/1"
+    await asyncio.to_thread(at.admin.create_topic, topic)
+    await at.subscription(topic)
+    await at.send(topic, "x", topic=True)
+    assert str(await at.take_one(at.receiver(topic, "all"))) == "x"
+
+
+@scenario("sync")
+async def test_a_part_of_something_that_is_no_event_hub_is_nothing(at: Place) -> None:
+    """A receiver of `orders/partitions/1` gets none of the messages of the queue `orders`."""
+    queue = await at.queue()
+    await at.send(queue, "x")
+    with pytest.raises(ServiceBusAuthenticationError):  # how the SDK says that there is no such entity
+        await at.receiver(f"{queue}/partitions/1").receive_messages(1, max_wait_time=1)
+    await at.settled(queue, active=1)
+
+
+# --- status --------------------------------------------------------------------------------------------------
+
+
+async def _can_send(at: Place, queue: str, *, fresh: bool) -> bool:
+    sender = at._keep(at.client.get_queue_sender(queue)) if fresh else at.sender(queue)
+    try:
+        await sender.send_messages(ServiceBusMessage("x"))
+    except MessagingEntityDisabledError:
+        return False
+    return True
+
+
+async def _can_receive(at: Place, receiver: object) -> bool:
+    try:
+        await at.take_one(receiver)  # type: ignore[arg-type]
+    except MessagingEntityDisabledError:
+        return False
+    return True
+
+
+@scenario()
+async def test_a_queue_s_status_holds_for_new_links(at: Place) -> None:
+    """Active, Disabled, SendDisabled and ReceiveDisabled allow what their names say."""
+    for status, sends, receives in (
+        ("Active", True, True),
+        ("SendDisabled", False, True),
+        ("ReceiveDisabled", True, False),
+        ("Disabled", False, False),
+    ):
+        queue = await at.queue()
+        await at.send(queue, "there")
+        await at.update_queue(queue, status=status)
+        can = await asyncio.gather(_can_send(at, queue, fresh=True), _can_receive(at, at.receiver(queue)))
+        assert can == [sends, receives], status
+
+
+@scenario()
+async def test_a_queue_s_status_holds_for_open_links(at: Place) -> None:
+    """A link that was open when the status changed can do no more than a new one, and serves again afterwards."""
+    queue = await at.queue()
+    receiver = at.receiver(queue)
+    await at.send(queue, "a")
+    await receiver.complete_message(await at.take_one(receiver))
+    await at.update_queue(queue, status="ReceiveDisabled")
+    assert await _can_send(at, queue, fresh=False)
+    assert not await _can_receive(at, receiver)
+    await at.update_queue(queue, status="Disabled")
+    assert not await _can_send(at, queue, fresh=False)
+    await at.update_queue(queue, status="Active")
+    assert await _can_send(at, queue, fresh=False)
+    assert await _can_receive(at, receiver)
+
+
+# --- pings ---------------------------------------------------------------------------------------------------
+
+
+@scenario()
+async def test_pings_are_accepted_and_never_delivered(at: Place) -> None:
+    """A ping, alone or in a batch, leaves nothing behind: no message, no number, whatever the entity."""
+    queue = await at.queue(requires_duplicate_detection=True)
+    sessions = await at.queue(requires_session=True)
+    ping = ServiceBusMessage(b"", content_type=PING, time_to_live=SECOND, session_id="random")
+    plain = ServiceBusMessage(b"", content_type=PING, time_to_live=SECOND)
+    await at.send(queue, ping, plain)
+    await at.send(sessions, ping)
+    await at.sender(queue).send_messages([plain, ServiceBusMessage("real"), plain])
+    await at.settled(queue, active=1)
+    await at.settled(sessions)
+    message = await at.take_one(at.receiver(queue))
+    assert (str(message), message.sequence_number) == ("real", 1)
+
+
+@scenario()
+async def test_a_ping_tells_a_disabled_queue_from_a_healthy_one(at: Place) -> None:
+    """A ping is refused where a message would be."""
+    queue = await at.queue()
+    await at.update_queue(queue, status="SendDisabled")
+    with pytest.raises(MessagingEntityDisabledError):
+        await at.send(queue, ServiceBusMessage(b"", content_type=PING))

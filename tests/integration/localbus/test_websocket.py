@@ -1,0 +1,284 @@
+"""AMQP over WebSockets: with Microsoft's clients as they are, and with clients that keep to no rule."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from azure.eventhub import EventData, EventHubProducerClient
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, TransportType
+from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
+from hypothesis import given
+from hypothesis import strategies as st
+from websocket import ABNF, WebSocket, WebSocketBadStatusException, create_connection
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import AcceptConnection, BytesMessage, Ping, Request, TextMessage
+
+from pairbus.localbus import LocalBus
+from pairbus.localbus.rest import http, websocket
+from tests.support import amqp_frames as amqp
+from tests.support.process_fixtures import is_running
+from tests.support.scenarios import scenario
+from tests.support.sdk_clients import Face, Place, bodies
+
+#: What the SDK's async client asks aiohttp for.
+pytestmark = pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning")
+ENTITIES = "[[event_hubs]]\nname = 'telemetry'\npartition_count = 1\n"
+AMQP = b"AMQP\x03\x01\x00\x00"
+BIG = 5_000_000
+
+
+def over_websockets(bus: LocalBus, case: str) -> tuple[str, dict[str, Any]]:
+    """The connection string and options of a client that speaks `ws` or `wss` to localbus's port."""
+    options = {
+        "transport_type": TransportType.AmqpOverWebsocket,
+        "custom_endpoint_address": f"sb://{bus.host}:{bus.port}",
+        "retry_total": 0,
+    }
+    if case == "ws":
+        return bus.connection_string, options
+    return bus.tls_connection_string, {**options, "connection_verify": bus.ca_file}
+
+
+@scenario(cases=("ws", "wss"))
+async def test_the_sdk_speaks_it(at: Place, case: str) -> None:
+    """A message larger than a frame and a batch go out and come back, and are settled, plain and under TLS."""
+    queue = await at.queue(max_message_size_in_kilobytes=10_240)
+    cls = ServiceBusClient if at.kind == "sync" else AsyncServiceBusClient
+    connection_string, options = over_websockets(at.bus, case)
+    async with Face(cls.from_connection_string(connection_string, **options)) as client:
+        # The sync client gives a WebSocket one second for each step.
+        patience = {"socket_timeout": 10} if at.kind == "sync" else {}
+        async with client.get_queue_sender(queue, **patience) as sender:
+            await sender.send_messages(ServiceBusMessage(b"x" * BIG))
+            await sender.send_messages([ServiceBusMessage("a"), ServiceBusMessage("b")])
+        async with client.get_queue_receiver(queue, **patience) as receiver:
+            big, *small = await at.take(receiver, 3)
+            assert (len(str(big)), bodies(small)) == (BIG, ["a", "b"])
+            for message in (big, *small):
+                await receiver.complete_message(message)
+    await at.settled(queue)
+
+
+def test_event_hubs_speak_it(bus: LocalBus) -> None:
+    """Its producer uses the same path."""
+    connection_string, options = over_websockets(bus, "ws")
+    with EventHubProducerClient.from_connection_string(
+        connection_string, eventhub_name="telemetry", socket_timeout=10, **options
+    ) as producer:
+        producer.send_event(EventData("hello"))
+        assert producer.get_partition_properties("0")["last_enqueued_sequence_number"] == 0
+
+
+# --- clients that keep to no rule ------------------------------------------------------------------------------------
+
+
+def dial(bus: LocalBus, path: str = "$servicebus/websocket", *subprotocols: str) -> WebSocket:
+    return create_connection(
+        f"ws://{bus.host}:{bus.port}/{path}", subprotocols=list(subprotocols) or ["AMQPWSB10"], timeout=30
+    )
+
+
+@pytest.fixture
+def dialled(bus: LocalBus) -> Iterator[WebSocket]:
+    """A WebSocket on which nothing was said yet; whatever becomes of it, the server serves the next."""
+    found = dial(bus)
+    yield found
+    found.shutdown()
+    again = dial(bus)
+    again.send_binary(AMQP)
+    assert again.recv().startswith(AMQP)
+    again.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("path", "offered", "chosen"),
+    [
+        ("$servicebus/websocket", ["AMQPWSB10"], "AMQPWSB10"),
+        ("$servicebus/websocket/", ["amqp"], "amqp"),
+        ("%24servicebus/WebSocket?x=1", ["mqtt", "amqp", "AMQPWSB10"], "AMQPWSB10"),
+    ],
+)
+def test_a_handshake(bus: LocalBus, path: str, offered: list[str], chosen: str) -> None:
+    """With a slash or without, by the service's name for the protocol or the standard's."""
+    found = dial(bus, path, *offered)
+    assert found.getsubprotocol() == chosen.lower()  # it is this client that lowers it
+    found.shutdown()
+
+
+def test_a_handshake_that_is_wrong(bus: LocalBus) -> None:
+    """Another protocol, another path, a header missing: an HTTP answer that says so, and no WebSocket."""
+    for path, subprotocol, status in (("$servicebus/websocket", "mqtt", 400), ("$servicebus/other", "AMQPWSB10", 401)):
+        with pytest.raises(WebSocketBadStatusException) as refused:
+            dial(bus, path, subprotocol)
+        assert refused.value.status_code == status
+    asked = b" /$servicebus/websocket HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    for method, status, said in ((b"GET", b"400", b"Sec-WebSocket-Version"), (b"POST", b"401", b"")):
+        with socket.create_connection((bus.host, bus.port), timeout=30) as plain:
+            plain.sendall(method + asked)
+            answer = plain.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 " + status)
+        assert said in answer
+
+
+def test_frames_mean_nothing(dialled: WebSocket) -> None:
+    """AMQP's bytes may be cut anywhere, also into a frame that announces 8 GB: what has come of it is answered."""
+    for byte in AMQP[:-1]:
+        dialled.send_binary(bytes((byte,)))
+    dialled.ping(b"still there?")
+    assert dialled.recv_frame().opcode == ABNF.OPCODE_PONG
+    dialled.sock.sendall(struct.pack(">BBQ", 0x82, 0xFF, 8 << 30) + b"\x00" * 4 + AMQP[-1:])
+    assert dialled.recv().startswith(AMQP)
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (b"\x81\x82\x00\x00\x00\x00hi", 1003),  # text
+        (b"\x82\x02hi", 1002),  # not masked
+        (b"\x83\x80\x00\x00\x00\x00", 1002),  # of no kind there is
+        (b"\x89\xfe\x01\x00", 1002),  # a ping too long
+        (b"\xc2\x80\x00\x00\x00\x00", 1002),  # of an extension
+        (b"\x88\x82\x00\x00\x00\x00\x03\xe8", 1000),  # goodbye
+    ],
+)
+def test_a_wrong_frame_ends_it(dialled: WebSocket, sent: bytes, code: int) -> None:
+    """It is answered with a goodbye that says what was wrong, and the socket is closed."""
+    dialled.sock.sendall(sent)
+    last = dialled.recv_frame()
+    assert (last.opcode, struct.unpack(">H", last.data[:2])[0]) == (ABNF.OPCODE_CLOSE, code)
+    assert dialled.sock.recv(1) == b""
+
+
+def test_pings_that_nobody_reads_the_answers_of_fill_no_memory(bus: LocalBus, dialled: WebSocket) -> None:
+    """Reading stops while what was written is not read."""
+    dialled.sock.settimeout(0.5)
+    dialled.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    dialled.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    flood = (b"\x89\xfd" + b"\x00" * 4 + b"x" * 125) * 1000
+    sent = 0
+    with suppress(TimeoutError):
+        while sent < 48 << 20:
+            sent += dialled.sock.send(flood[sent % len(flood) :])
+    assert sent < 48 << 20
+    assert is_running(bus.pid)
+
+
+def test_a_bus_that_stops_says_goodbye() -> None:
+    """AMQP's close comes before the WebSocket's, and that before the socket's."""
+    with LocalBus() as bus:
+        client = dial(bus)
+        client.send_binary(amqp.hello())
+        said = b""
+        while b"\x00\x53\x10" not in said:
+            said += client.recv()
+        stopping = threading.Thread(target=bus.stop)
+        stopping.start()
+        said = b""
+        while (frame := client.recv_frame()).opcode == ABNF.OPCODE_BINARY:
+            said += frame.data
+        assert b"amqp:connection:forced" in said
+        assert frame.opcode == ABNF.OPCODE_CLOSE
+        with suppress(ConnectionError):  # it waits for this answer for a second
+            client.send_close()
+            assert client.sock.recv(1) == b""
+        stopping.join()
+        client.shutdown()
+
+
+# --- without sockets -------------------------------------------------------------------------------------------------
+
+
+class Amqp(asyncio.Protocol):
+    """Writes down what it gets."""
+
+    def __init__(self) -> None:
+        self.got = b""
+        self.ended = False
+
+    def data_received(self, data: bytes) -> None:
+        self.got += data
+
+    def eof_received(self) -> bool:
+        self.ended = True
+        return False
+
+
+class Wire(asyncio.Transport):
+    """Writes down what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.closed = False
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+
+def opened() -> tuple[websocket.WebSocket, Amqp, Wire, WSConnection]:
+    """A WebSocket without a socket, and its client."""
+    client = WSConnection(ConnectionType.CLIENT)
+    asked = client.send(Request(host="x", target="/$servicebus/websocket", subprotocols=["AMQPWSB10"])).decode()
+    lines = [line.split(": ") for line in asked.strip().split("\r\n")[1:]]
+    headers = {name.lower(): value for name, value in lines}
+    peer, wire = Amqp(), Wire()
+    made = websocket.upgrade(http.Request("GET", websocket.PATH, {}, headers, b"", f"/{websocket.PATH}"), lambda: peer)
+    assert made is not None
+    made.connection_made(wire)
+    client.receive_data(wire.written)
+    assert [type(event) for event in client.events()] == [AcceptConnection]
+    wire.written = b""
+    return made, peer, wire, client
+
+
+PIECES = st.lists(st.binary(max_size=70) | st.just("ping"), max_size=8)
+
+
+@given(PIECES, st.integers(1, 40), st.sampled_from(("", "close", "text", "garbage")), st.binary(max_size=30))
+async def test_what_frames_hold_arrives_once_and_in_order(
+    pieces: list[bytes | str], step: int, end: str, garbage: bytes
+) -> None:
+    """However bytes are cut into frames, and frames into reads; pings are answered, any end is told to AMQP once."""
+    made, peer, wire, client = opened()
+    sent = b"".join(
+        client.send(Ping(payload=b"p")) if isinstance(piece, str) else client.send(BytesMessage(data=piece))
+        for piece in pieces
+    )
+    sent += client.send(TextMessage(data="text")) if end == "text" else b""
+    sent += b"\x88\x80\x00\x00\x00\x00" if end == "close" else garbage if end == "garbage" else b""
+    for at in range(0, len(sent), step):
+        made.data_received(sent[at : at + step])
+    whole = b"".join(piece for piece in pieces if isinstance(piece, bytes))
+    assert peer.got == whole if end != "garbage" else peer.got.startswith(whole)
+    assert peer.ended == wire.closed
+    assert wire.closed or end in ("", "garbage")
+    assert wire.written.count(b"\x8a\x01p") >= pieces.count("ping") or wire.closed
+    made.data_received(b"more")  # after the end it means nothing
+    made.connection_lost(None)
+
+
+async def test_what_amqp_writes_goes_out_in_frames_that_any_client_takes() -> None:
+    """Four megabytes at once are many frames, in order; after the end nothing is written."""
+    made, _, wire, client = opened()
+    assert made._framed is not None
+    data = bytes(range(256)) * 16 * 1024
+    made._framed.write(data)
+    made._framed.write_eof()
+    made._framed.write(b"late")
+    client.receive_data(wire.written)
+    *frames, _ = client.events()
+    assert b"".join(frame.data for frame in frames) == data
+    assert max(len(frame.data) for frame in frames) <= 1 << 20
+    made.connection_lost(None)

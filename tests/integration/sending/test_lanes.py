@@ -1,0 +1,247 @@
+"""Lanes: a connection is used again only if its link is open, and tending idle ones holds up nobody."""
+
+from __future__ import annotations
+
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError, ServiceBusServerBusyError
+
+from pairbus import PairedNamespace, PairedSender
+from pairbus.localbus import LocalBus
+from pairbus.sending import connections as lanes_module
+from pairbus.sending.connections import Lane, Lanes
+from tests.support.pairing import SLACK, Pair, pairbus_threads, wait_until
+
+#: The SDK cannot encode it, and closes the link when it finds out.
+UNENCODABLE = {"number": 2**80}
+
+
+def lanes_of(bus: PairedNamespace, queue: str) -> Lanes:
+    return bus._entities[queue].lanes
+
+
+def close_link(sender: PairedSender) -> None:
+    """Have the SDK close the link of the sender's idle lane."""
+    with pytest.raises(ServiceBusError):
+        sender.send_messages(ServiceBusMessage("x", application_properties=UNENCODABLE))
+
+
+@contextmanager
+def in_its_place(bus: LocalBus, text: bytes) -> Iterator[None]:
+    """Somebody who speaks no AMQP answers at the port of a namespace that was killed, as a front end does."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(100)
+            self.request.sendall(text)
+
+    class Server(socketserver.ThreadingTCPServer):
+        allow_reuse_address = True
+
+    with Server(("127.0.0.1", bus.port), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+# --- links that the SDK has closed -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parked", [False, True], ids=["primary", "backlog"])
+def test_the_socket_of_a_connection_that_was_lost_is_closed(pair: Pair, parked: bool) -> None:
+    """At once, not when Python's garbage collector comes by: where connections break all the time there are many."""
+    queue = pair.queue()
+    bus = pair.pairing(backlog_queue_count=1)
+    sender = bus.get_queue_sender(queue)
+    if parked:
+        pair.declare_down(bus, queue)
+    sender.send_messages(ServiceBusMessage("before"))
+    lanes = bus.backlog._lanes[pair.backlog()[0]] if parked else lanes_of(bus, queue)
+    (lane,) = lanes._idle
+    sock = lane._sender._handler._connection._transport.sock
+    server = pair.secondary if parked else pair.primary
+    server.faults.drop(pair.backlog()[0] if parked else queue)
+    sender.send_messages(ServiceBusMessage("after"))
+    wait_until(lambda: sock.fileno() == -1, why="its socket is left open")
+    assert (pair.parked_bodies() if parked else pair.bodies(queue)) == ["before", "after"]
+
+
+def test_a_lane_whose_link_the_sdk_has_closed_is_not_kept(pair: Pair) -> None:
+    """After an error with which the SDK closes the link the lane goes; after a mere refusal it is used again."""
+    queue = pair.queue()
+    bus = pair.pairing()
+    sender = bus.get_queue_sender(queue)
+    sender.send_messages(ServiceBusMessage("1"))
+    lanes = lanes_of(bus, queue)
+    (first,) = lanes._idle
+    with pair.primary.faults.during("busy", queue), pytest.raises(ServiceBusServerBusyError):
+        sender.send_messages(ServiceBusMessage("refused"))
+    assert lanes._idle == [first]
+    close_link(sender)
+    assert lanes._idle == []
+    assert first.was_cut
+    sender.send_messages(ServiceBusMessage("2"))
+    assert pair.bodies(queue) == ["1", "2"]
+
+
+def test_without_threads_a_pairing_closes_all_the_same(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its idle connections are cut instead of being closed in order, and everything else of it ends, too."""
+    queue = pair.queue()
+    bus = pair.pairing()
+    bus.get_queue_sender(queue).send_messages(ServiceBusMessage("1"))
+    (lane,) = lanes_of(bus, queue)._idle
+    real = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        if self.name.startswith("pairbus-close"):
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        bus.close()
+    assert lane.was_cut
+    assert bus.closing.is_set()
+    wait_until(lambda: not pairbus_threads(), why=pairbus_threads)
+
+
+def test_a_front_end_is_an_outage_after_a_message_that_could_not_be_encoded(pair: Pair) -> None:
+    """One bad message, and then the service is replaced by something that speaks no AMQP: sends are parked."""
+    queue = pair.queue()
+    bus = pair.pairing()
+    sender = bus.get_queue_sender(queue)
+    sender.send_messages(ServiceBusMessage("fine"))
+    close_link(sender)
+    pair.primary.kill()
+    with in_its_place(pair.primary, b"HTTP/1.1 503 Service Unavailable\r\n\r\n"):
+        sender.send_messages(ServiceBusMessage("parked"))
+    assert bus.status().entities[queue].state == "failed over"
+    assert pair.parked_bodies() == ["parked"]
+
+
+def test_a_send_is_bounded_after_a_message_that_could_not_be_encoded(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resolver that takes its time holds the thread that opens the next link, not the caller."""
+    queue = pair.queue()
+    bus = pair.pairing(send_timeout=6)
+    sender = bus.get_queue_sender(queue)
+    sender.send_messages(ServiceBusMessage("fine"))
+    close_link(sender)
+    released = threading.Event()
+    real = socket.create_connection
+
+    def slow(address: Any, *args: Any, **named: Any) -> Any:
+        if address[1] == pair.primary.port:
+            released.wait(120)
+            raise socket.gaierror("no such name")
+        return real(address, *args, **named)
+
+    monkeypatch.setattr(socket, "create_connection", slow)
+    begun = time.monotonic()
+    try:
+        sender.send_messages(ServiceBusMessage("parked"))
+        assert time.monotonic() - begun < 2 * 6 + SLACK
+    finally:
+        released.set()
+    assert pair.parked_bodies() == ["parked"]
+
+
+def test_a_lane_that_failed_just_as_another_thread_failed_the_entity_over_is_dropped(pair: Pair) -> None:
+    """Its message is parked, and its connection is neither kept nor forgotten."""
+    queue = pair.queue()
+    bus = pair.pairing()
+    sender = bus.get_queue_sender(queue)
+    sender.send_messages(ServiceBusMessage("fine"))
+    (lane,) = lanes_of(bus, queue)._idle
+
+    def meanwhile(message: Any, timeout: float) -> None:
+        pair.declare_down(bus, queue)
+        raise ConnectionError("gone")
+
+    lane._sender.send_messages = meanwhile
+    sender.send_messages(ServiceBusMessage("parked"))
+    assert lane.was_cut
+    assert lanes_of(bus, queue)._idle == []
+    assert pair.parked_bodies() == ["parked"]
+
+
+# --- idle ones -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def soon_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection is tended once it was idle for a tenth of a second."""
+    monkeypatch.setattr(lanes_module, "_IDLE_SECONDS", 0.1)
+
+
+@pytest.mark.usefixtures("soon_idle")
+def test_idle_connections_are_tended_and_the_dead_are_dropped(pair: Pair) -> None:
+    """Each that lies idle is listened to again and again; one that was cut is found out before anybody sends on it."""
+    queue = pair.queue()
+    bus = pair.pairing()
+    sender = bus.get_queue_sender(queue)
+    sender.send_messages(ServiceBusMessage("1"))
+    lanes = lanes_of(bus, queue)
+    (lane,) = wait_until(lambda: lanes._idle[:])
+    used = lane.used_at
+    wait_until(lambda: lane.used_at > used + 1, why="it is not tended")
+    assert lane.opened
+    pair.primary.faults.drop(queue)
+    wait_until(lambda: lane.was_cut, why="nobody has found out")
+    sender.send_messages(ServiceBusMessage("2"))
+    assert pair.bodies(queue) == ["1", "2"]
+
+
+@pytest.mark.usefixtures("soon_idle")
+def test_a_long_socket_time_out_does_not_hold_up_tending(pair: Pair) -> None:
+    """However long a socket may wait by its user's word: idle connections are listened to briefly, and get it back."""
+    queue = pair.queue()
+    bus = pair.pairing()
+    bus.get_queue_sender(queue, socket_timeout=60).send_messages(ServiceBusMessage("1"))
+    (lane,) = wait_until(lambda: lanes_of(bus, queue)._idle[:])
+    sock = lane._sender._handler._connection._transport.sock
+    used = lane.used_at
+    wait_until(lambda: lane.used_at > used + 1, 20, "it takes as long as its socket")
+    lanes = lanes_of(bus, queue)
+    wait_until(lambda: lane in lanes._idle and sock.gettimeout() == 60)
+
+
+@pytest.mark.usefixtures("soon_idle")
+def test_tending_a_connection_that_hangs_holds_up_nobody(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody's idle connection takes for ever to listen to: a call that is over its time is cut all the same."""
+    idle, silent = pair.queue(), pair.queue()
+    released = threading.Event()
+    tended = threading.Event()
+
+    def hang(lane: Lane) -> None:
+        tended.set()
+        released.wait(30)
+
+    monkeypatch.setattr(Lane, "tend", hang)
+    bus = pair.pairing(send_timeout=2, failover_interval=60)
+    try:
+        bus.get_queue_sender(idle).send_messages(ServiceBusMessage("1"), timeout=30)
+        assert tended.wait(60)
+        sender = bus.get_queue_sender(silent, socket_timeout=20)  # so the SDK by itself would wait for that long
+        pair.primary.faults.lost_accept(silent)
+        begun = time.monotonic()
+        with pytest.raises(OperationTimeoutError):
+            sender.send_messages(ServiceBusMessage("unanswered"))
+        assert time.monotonic() - begun < 2 + SLACK
+        assert pairbus_threads().count("pairbus-tend") == 1
+    finally:
+        released.set()
+    wait_until(lambda: "pairbus-tend" not in pairbus_threads() or not lanes_of(bus, idle)._idle, why=pairbus_threads)

@@ -1,0 +1,6 @@
+"""Fixtures for tests of the syphon: two localbus processes and a backlog to drain."""
+
+from tests.support.backlog import backlog, in_background
+from tests.support.pairing import both, collected, pair
+
+__all__ = ["backlog", "both", "collected", "in_background", "pair"]

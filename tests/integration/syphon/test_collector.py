@@ -1,0 +1,63 @@
+"""What a process that only drains asks of Python's garbage collector."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from pairbus.syphon.drain.relaxed_gc import seldom_collected
+from tests.support.backlog import Backlog, encoded
+from tests.support.pairing import Pair
+
+
+@pytest.fixture(autouse=True)
+def thresholds() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+
+
+def test_it_looks_seldom_and_then_as_before() -> None:
+    """Also when what goes on within it fails."""
+    gc.set_threshold(700, 11, 12)
+
+    def fail() -> None:
+        with seldom_collected():
+            assert gc.get_threshold()[0] == 200_000
+            assert gc.isenabled()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert gc.get_threshold() == (700, 11, 12)
+
+
+@pytest.mark.parametrize("threshold", [0, 500_000])
+def test_who_has_said_more_is_left_alone(threshold: int) -> None:
+    """A program that has switched the collector off, or made it look more seldom yet, knows why."""
+    gc.set_threshold(threshold or 700, 10, 10)
+    if not threshold:
+        gc.disable()
+    try:
+        with seldom_collected():
+            assert gc.get_threshold() == (threshold or 700, 10, 10)
+            assert gc.isenabled() == bool(threshold)
+    finally:
+        gc.enable()
+
+
+def test_a_drain_is_done_with_it(pair: Pair, backlog: Backlog) -> None:
+    """While a queue is drained, and not after it."""
+    gc.set_threshold(700, 10, 10)
+    backlog.park(pair.queue(), encoded("one"))
+    seen: list[int] = []
+
+    def stop() -> bool:
+        seen.append(gc.get_threshold()[0])
+        return False
+
+    assert backlog.drain(stop=stop).delivered == 1
+    assert set(seen) == {200_000}
+    assert gc.get_threshold() == (700, 10, 10)

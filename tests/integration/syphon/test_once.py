@@ -1,0 +1,122 @@
+"""What is there when a syphon begins that is to run once is brought home, and it ends, whoever goes on parking."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pairbus.domain.envelope import park
+from pairbus.syphon import service as service_module
+from pairbus.syphon.drain.completion import Reach
+from pairbus.syphon.drain.drain import DrainOptions
+from pairbus.syphon.service import Round, Service
+from tests.support.backlog import Backlog, InBackground, encoded, numbered
+from tests.support.pairing import Pair, wait_until
+from tests.support.raw_client import RawClient
+
+
+@contextmanager
+def parking(pair: Pair, backlog: Backlog, destination: str) -> Iterator[Callable[[], int]]:
+    """Somebody parks for a destination as fast as it goes, for as long as this lasts; how many so far."""
+    ended, parked = threading.Event(), [0]
+
+    def go_on() -> None:
+        with RawClient(pair.secondary) as raw:
+            raw.put_token(backlog.path())
+            link = raw.sender(backlog.path())
+            while not ended.wait(0.005):
+                raw.send(link, park(encoded("more"), destination, "id-of-park", None))
+                parked[0] += 1
+
+    thread = threading.Thread(target=go_on, daemon=True)
+    thread.start()
+    try:
+        wait_until(lambda: parked[0] > 3)
+        yield lambda: parked[0]
+    finally:
+        ended.set()
+        thread.join(60)
+
+
+def test_a_drain_of_what_is_there_ends(
+    pair: Pair, backlog: Backlog, in_background: Callable[..., InBackground]
+) -> None:
+    """A pass never finds the queue empty, and has come to the end of what was there all the same."""
+    queue = pair.queue()
+    backlog.park(queue, *numbered(100))
+    with parking(pair, backlog, queue):
+        summary = in_background(lambda: backlog.drain(budget=None, there=100)).result()
+    assert summary.delivered >= 100
+    assert (summary.empty, summary.error) == (True, None)
+    assert set(pair.bodies(queue)) >= {f"m{number}" for number in range(100)}
+
+
+def test_what_is_held_keeps_no_drain_going_because_others_flow(
+    pair: Pair, backlog: Backlog, in_background: Callable[..., InBackground]
+) -> None:
+    """Each pass moves what was parked meanwhile, and none of what was there: that is no reason for another."""
+    ill, well = pair.queue(), pair.queue()
+    backlog.park(ill, *numbered(5))
+    backlog.park(well, *numbered(5))
+    pair.primary.faults.busy(ill)
+    with parking(pair, backlog, well):
+        summary = in_background(lambda: backlog.drain(budget=None, there=10)).result()
+    assert summary.delivered >= 5
+    assert (summary.held, summary.empty, summary.error) == (5, True, None)
+
+
+def test_what_is_held_is_tried_again_while_that_helps(pair: Pair, backlog: Backlog) -> None:
+    """A destination that is not there yet when the first pass looks: what was there comes home, all of it."""
+    ill, well = pair.queue(), pair.queue()
+    backlog.park(ill, *numbered(20))
+    backlog.park(well, *numbered(5))
+    pair.primary.faults.busy(ill, count=1)
+    summary = backlog.drain(budget=60.0, there=25)
+    assert (summary.delivered, summary.held, summary.empty) == (25, 0, True)
+
+
+def test_a_service_that_runs_once_ends(
+    pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is held is listed, and so is nothing that only came meanwhile."""
+    monkeypatch.setattr(service_module, "_GLANCE_SECONDS", 0.1)
+    ill, well = pair.queue(), pair.queue()
+    backlog.park(ill, *numbered(3))
+    backlog.park(well, *numbered(50))
+    pair.primary.faults.busy(ill)
+    options = DrainOptions(retry_interval=0.05)
+    made = Service(pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path), options=options)
+    done: list[Round] = []
+    thread = threading.Thread(target=lambda: done.append(made.once()), daemon=True)
+    with parking(pair, backlog, well):
+        thread.start()
+        thread.join(120)
+        assert done, "it still runs"
+    assert done[0].is_empty
+    assert done[0].errors == ()
+    assert [(each.destination, each.count) for each in done[0].held] == [(ill, 3)]
+    assert {f"m{number}" for number in range(50)} <= set(pair.bodies(well))
+
+
+@given(st.integers(1, 20), st.integers(0, 20), st.integers(1, 5))
+def test_a_drain_reaches_as_far_as_what_was_there(there: int, more: int, first: int) -> None:
+    """No message that was there is left behind, and what came after it is not waited for."""
+    reach = Reach(there)
+    numbers = range(first, first + there + more)
+    assert [reach.came(number) for number in numbers] == [at >= there - 1 for at in range(there + more)]
+    assert [reach.came(number) for number in numbers] == [at >= there - 1 for at in range(there + more)]  # a pass later
+    assert not reach.is_done([*numbers])
+    assert reach.is_done([*numbers])
+    assert reach.is_done(numbers[there:])
+
+
+def test_a_message_that_comes_again_is_counted_once() -> None:
+    """Given back and given out again in the same pass: the end of what was there is not reached by it."""
+    reach = Reach(3)
+    assert [reach.came(number) for number in (7, 8, 7, 8, 7, 9, 7)] == [False] * 5 + [True, False]

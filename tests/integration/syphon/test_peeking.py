@@ -1,0 +1,100 @@
+"""What lies in the backlog is named by its sequence numbers, whatever it holds, and nothing is taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from pairbus.domain.amqp import sections
+from pairbus.domain.amqp.codec import Described, Long, Symbol, encode
+from pairbus.errors import PairbusError
+from pairbus.syphon import peeking
+from pairbus.syphon.peeking import backlog_sequence_numbers
+from tests.support.backlog import Backlog, encoded, numbered
+from tests.support.counting import park_many
+from tests.support.pairing import Pair
+
+#: Values that the SDK cannot read, or reads wrong, as they are on the wire.
+VALUES = {
+    "char": b"\x73\x00\x01\xf6\x8c",
+    "decimal32": b"\x74\x22\x50\x00\x01",
+    "decimal64": b"\x84" + b"\x22" * 8,
+    "decimal128": b"\x94" + b"\x22" * 16,
+    "a time before all times": b"\x83\x80" + b"\x00" * 7,
+    "array": b"\xe0\x05\x03\x54\x01\x02\x03",
+    "described": encode(Described(Symbol("com.example:odd"), Long(1))),
+}
+_ID = sections.section(sections.PROPERTIES, encode(["id-1"]))
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+@pytest.mark.parametrize("where", ["property", "body"])
+def test_a_message_with_a_value_that_few_can_read_is_named(
+    pair: Pair, backlog: Backlog, value: bytes, where: str
+) -> None:
+    """No more than the number is decoded."""
+    property_ = sections.section(sections.APPLICATION_PROPERTIES, sections.encode_map([encode("mine"), value]))
+    message = _ID + (
+        property_ + sections.section(sections.DATA, b"\xa0\x00")
+        if where == "property"
+        else sections.section(sections.VALUE, value)
+    )
+    backlog.park("orders", encoded("before"), message, encoded("after"))
+    assert backlog_sequence_numbers(pair.secondary_namespace(), pair.name, [0]) == {0: [1, 2, 3]}
+    assert backlog.depth() == 3
+
+
+def test_more_than_one_answer_holds(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large messages, or more than are asked for at once: all are named, queue by queue, in their order."""
+    monkeypatch.setattr(peeking, "_AT_ONCE", 7)
+    park_many(backlog, "orders", numbered(50))
+    backlog.park("orders", *(encoded(b"x" * 200_000) for _ in range(8)), index=1)
+    backlog.make(2)
+    found = backlog_sequence_numbers(pair.secondary_namespace(), pair.name)
+    assert found == {0: list(range(1, 51)), 1: list(range(1, 9)), 2: []}
+
+
+async def test_where_an_event_loop_runs_already(pair: Pair, backlog: Backlog) -> None:
+    """As it does in every cell of a notebook."""
+    backlog.park("orders", *numbered(2))
+    assert backlog_sequence_numbers(pair.secondary_namespace(), pair.name, [0]) == {0: [1, 2]}
+
+
+def test_a_connection_that_is_lost_once(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made again, and the numbers go on from where they were."""
+    monkeypatch.setattr(peeking, "_AT_ONCE", 10)
+    park_many(backlog, "orders", numbered(30))
+    ask = peeking.Requests.ask
+    asked = 0
+
+    async def loses_one(self: peeking.Requests, *given: object, **more: object) -> object:
+        nonlocal asked
+        if self._address != "$cbs":
+            asked += 1
+            if asked == 2:
+                self._connection._drop()
+        return await ask(self, *given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(peeking.Requests, "ask", loses_one)
+    assert backlog_sequence_numbers(pair.secondary_namespace(), pair.name, [0]) == {0: list(range(1, 31))}
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [("busy", "com.microsoft:server-busy"), ("black_hole", "was not answered within 5 s")]
+)
+def test_a_queue_that_cannot_be_looked_at(pair: Pair, backlog: Backlog, fault: str, said: str) -> None:
+    """It is named, with what is the matter: no number is made up."""
+    backlog.park("orders", *numbered(2))
+    getattr(pair.secondary.faults, fault)(backlog.path())
+    with pytest.raises(PairbusError, match="could not be peeked at") as raised:
+        backlog_sequence_numbers(pair.secondary_namespace(), pair.name, [0], timeout=5.0)
+    assert backlog.path() in str(raised.value)
+    assert said in str(raised.value)
+
+
+def test_an_unreachable_secondary(pair: Pair, backlog: Backlog) -> None:
+    """What the SDK raises."""
+    backlog.park("orders", *numbered(2))
+    namespace = pair.secondary_namespace()
+    pair.secondary.kill()
+    with pytest.raises(Exception, match=r"refused|Connection"):
+        backlog_sequence_numbers(namespace, pair.name, [0], timeout=2.0)

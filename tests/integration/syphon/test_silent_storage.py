@@ -1,0 +1,250 @@
+"""Storage that does not answer: nothing is settled without a row, and neither a drain nor its process waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from pairbus.domain.outcome import Head, Rows
+from pairbus.runtime import bounded_call as bounds
+from pairbus.syphon.journal.folding import JournalFolder
+from pairbus.syphon.journal.journal import close_journal, open_journal
+from pairbus.syphon.journal.storage import LocalPlace
+from pairbus.syphon.service import Service
+from tests.support.backlog import Backlog, InBackground, Remembering, numbered
+from tests.support.counting import arrivals, assert_conserved, ids, park_many
+from tests.support.pairing import Pair, wait_until
+
+#: Instead of a minute.
+PATIENCE = 2.0
+LOCK = timedelta(seconds=5)
+
+
+class Silent(Remembering):
+    """A journal whose calls, from one of them on, do not end before `go_on` is set."""
+
+    def __init__(self, *, prepares: bool = True, writes: int = 0) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+        self.hangs = threading.Event()
+        self._prepares, self._writes = prepares, writes
+
+    def prepare(self) -> None:
+        if not self._prepares:
+            self._hang()
+
+    def write(self, rows: Rows) -> None:
+        if self._writes <= 0:
+            self._hang()
+        self._writes -= 1
+        super().write(rows)
+
+    def _hang(self) -> None:
+        self.hangs.set()
+        assert self.go_on.wait(120)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "JOURNAL_SECONDS", PATIENCE)
+
+
+@pytest.fixture
+def made() -> Iterator[list[Silent]]:
+    """Journals whose calls end when the test has."""
+    journals: list[Silent] = []
+    yield journals
+    for each in journals:
+        each.go_on.set()
+
+
+def drain_the_rest(backlog: Backlog) -> None:
+    """Drain until nothing is left; what was sent and not settled comes when its lock has ended."""
+
+    def emptied() -> bool:
+        assert backlog.drain().error is None
+        return backlog.depth() == 0
+
+    wait_until(emptied, 60)
+
+
+@pytest.mark.parametrize("writes", [0, 1])
+def test_a_write_that_does_not_end_has_failed(pair: Pair, backlog: Backlog, made: list[Silent], writes: int) -> None:
+    """The drain ends and says what did not answer; what it had sent by then stays in the backlog and comes again."""
+    queue = pair.queue()
+    messages = numbered(300)
+    park_many(backlog, queue, messages, lock_duration=LOCK)
+    made.append(journal := Silent(writes=writes))
+    summary = backlog.drain(journal=journal, budget=None)
+    why = f"the journal did not answer within {PATIENCE:g} s"
+    assert summary.error == f"the journal could not be written, so nothing more is settled: {why}"
+    assert not summary.empty
+    assert not journal.go_on.is_set()
+    delivered = len(journal.rows)
+    assert (summary.delivered, backlog.depth()) == (delivered, 300 - delivered)
+    assert summary.in_doubt > 0
+    drain_the_rest(backlog)
+    assert {each.id for each in arrivals(backlog, queue)} == set(ids(messages))
+    rows = {row["message_id"] for row in (*journal.of("delivered"), *backlog.journal.of("delivered"))}
+    assert rows == set(ids(messages))
+
+
+def test_a_write_that_ends_late_settles_nothing(pair: Pair, backlog: Backlog, made: list[Silent]) -> None:
+    """Whoever has given up on it does not hear of it any more: the message is still there, and comes again."""
+    queue = pair.queue()
+    park_many(backlog, queue, numbered(5), lock_duration=LOCK)
+    made.append(journal := Silent())
+    summary = backlog.drain(journal=journal)
+    assert (summary.delivered, backlog.depth()) == (0, 5)
+    journal.go_on.set()
+    wait_until(lambda: len(journal.rows) > 0, 30)
+    assert backlog.depth() == 5
+    drain_the_rest(backlog)
+    parked = ids(numbered(5))
+    assert sorted(each.id for each in arrivals(backlog, queue)) == sorted(parked * 2)
+
+
+def test_a_journal_that_cannot_be_tried_is_found_before_a_message_is_taken(
+    pair: Pair, backlog: Backlog, made: list[Silent]
+) -> None:
+    """Nothing is sent that could not be recorded."""
+    queue = pair.queue()
+    backlog.park(queue, *numbered(3))
+    made.append(journal := Silent(prepares=False))
+    summary = backlog.drain(journal=journal)
+    assert f"so nothing is taken from the backlog: the journal did not answer within {PATIENCE:g} s" in str(
+        summary.error
+    )
+    assert (summary.received, pair.arrived(queue), backlog.depth()) == (0, 0, 3)
+
+
+def test_a_question_that_is_not_answered_keeps_no_drain_beyond_its_budget(pair: Pair, backlog: Backlog) -> None:
+    """Whether to stop is asked of storage, too: the budget is looked at meanwhile, and nobody waits for the answer."""
+    queue = pair.queue()
+    backlog.park(queue, *numbered(200))
+    answer = threading.Event()
+
+    def stop() -> bool:
+        assert answer.wait(120)
+        return False
+
+    drain = InBackground(lambda: backlog.drain(stop=stop, max_rate=5.0, budget=1.0))
+    try:
+        summary = drain.result()
+    finally:
+        answer.set()
+    assert (summary.error, summary.empty) == (None, False)
+    assert 0 < summary.delivered < 200
+    assert_conserved(
+        backlog, ids(numbered(200))[: summary.delivered], arrivals(backlog, queue), journal=backlog.journal
+    )
+
+
+def test_a_journal_with_a_write_under_way_is_not_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not marked as finished, which is told; nobody waits."""
+    journal = open_journal(str(tmp_path), Head("contoso", 0))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hang(self: LocalPlace, folder: str) -> None:
+        begun.set()
+        assert go_on.wait(120)
+
+    monkeypatch.setattr(LocalPlace, "sync_folder", hang)
+    writing = threading.Thread(target=journal.prepare, daemon=True)
+    writing.start()
+    try:
+        assert begun.wait(60)
+        close_journal(journal, 7)
+    finally:
+        go_on.set()
+        writing.join(60)
+    assert "the journal of queue 7 could not be closed" in caplog.text
+    assert "still under way" in caplog.text
+
+
+def test_storage_that_does_not_let_a_journal_be_closed_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was written is durable: the end of the file is all that is missing."""
+    monkeypatch.setattr(bounds, "JOURNAL_SECONDS", 0.2)
+    journal = open_journal(str(tmp_path), Head("contoso", 0))
+    go_on = threading.Event()
+    monkeypatch.setattr(journal._keep, "close", lambda: go_on.wait(120))
+    try:
+        close_journal(journal, 7)
+    finally:
+        go_on.set()
+    assert "the journal of queue 7 could not be closed: no answer within 0.2 s" in caplog.text
+
+
+def test_a_run_that_cannot_be_begun_or_ended_is_not_waited_for(
+    pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so, and what was moved is told."""
+    queue = pair.queue()
+    backlog.park(queue, *numbered(3))
+    go_on = threading.Event()
+    service = Service(pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path))
+    service.begin()
+    monkeypatch.setattr(JournalFolder, "finish", lambda self: go_on.wait(120))
+    monkeypatch.setattr(JournalFolder, "begin", lambda self, run, previous: go_on.wait(120))
+    try:
+        assert service.once().moved == 3
+        said = f"could not be ended in order: no answer within {PATIENCE:g} s"
+        assert service.not_ended == f"the journal {tmp_path} {said}"
+        with pytest.raises(TimeoutError, match=f"no answer within {PATIENCE:g} s"):
+            Service(pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path)).begin()
+    finally:
+        go_on.set()
+
+
+_PROCESS = """
+import asyncio, threading
+from pairbus.syphon import bounds
+from pairbus.syphon.books import Writer
+
+class Silent:
+    def prepare(self): threading.Event().wait()
+    def write(self, rows): ...
+
+async def main():
+    bounds.JOURNAL_SECONDS = 0.2
+    try:
+        await Writer(Silent()).prepare()
+    except TimeoutError as error:
+        print(error)
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_ends_while_its_journal_is_silent() -> None:
+    """Neither the event loop nor the interpreter waits for the thread that hangs."""
+    ended = subprocess.run([sys.executable, "-c", _PROCESS], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "the journal did not answer within 0.2 s\n", "")
+
+
+async def test_a_call_for_which_there_is_no_thread_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not later either, when nobody waits for it; and the next one is, as soon as there are threads again."""
+    made: list[str] = []
+    thread = bounds.Aside("pairbus-test")
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="new thread"):
+            await thread(lambda: made.append("first"))
+    await asyncio.wait_for(thread(lambda: made.append("second")), 30)
+    thread.end()
+    assert made == ["second"]

@@ -1,0 +1,143 @@
+"""Forwarding corners that only the broker itself can show: sessions, circles, and what counts as a hop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pairbus.localbus.broker.broker import MAX_HOPS, Broker
+from pairbus.localbus.entities.message import COPIED, Draft, read_message
+from pairbus.localbus.entities.queues import Queue
+from pairbus.localbus.entities.topics import Topic
+from pairbus.localbus.settings import Counts, QueueSettings, RuleSettings, SqlExpression, TopicSettings
+
+SESSIONS: dict[str, Any] = {"requires_session": True, "enable_partitioning": True}
+"""A queue with sessions forwards only if it is partitioned."""
+
+
+def draft(session: str) -> Draft:
+    found = read_message(b"\x00\x53\x75\xa0\x01x")
+    found.session_id = session
+    return found
+
+
+def test_a_queue_with_sessions_forwards_every_session() -> None:
+    """What lies in different sessions is forwarded, each session in its order, and none is left behind."""
+    broker = Broker("contoso")
+    target = broker.create_queue(QueueSettings("target"))
+    source = broker.create_queue(QueueSettings("source", forward_to="target", **SESSIONS))
+    broker.send(source, [draft(name) for name in "abab"], broker.clock())
+    broker.turn(broker.clock())
+    assert [m.session_id for m in target.messages.values()] == ["a", "a", "b", "b"]
+    assert [m.enqueue_sequence for m in target.messages.values()] == [1, 3, 2, 4]
+    assert len(source.messages) == 0
+
+
+def test_a_session_of_expired_messages_holds_up_no_other() -> None:
+    """The first session has nothing but messages that have outlived their time: the second one's are forwarded."""
+    now = 1000.0
+    broker = Broker("contoso", clock=lambda: now)
+    target = broker.create_queue(QueueSettings("target"))
+    source = broker.create_queue(QueueSettings("source", **SESSIONS))
+    old = draft("a")
+    old.time_to_live = 1.0
+    broker.send(source, [old, draft("b")], now)
+    broker.update_queue(QueueSettings("source", forward_to="target", **SESSIONS))
+    now += 5.0
+    assert [m.session_id for m in source.acquire_any(now, 10)] == ["b"]
+    source.put_back_unsent(next(m for m in source.messages.values()))
+    broker.turn(now)
+    assert [m.session_id for m in target.messages.values()] == ["b"]
+
+
+def test_a_queue_that_forwards_to_itself_ends_in_transfer_dead_letters() -> None:
+    """A circle ends after as many hops as the service allows, and the message is not lost."""
+    broker = Broker("contoso")
+    queue = broker.create_queue(QueueSettings("circle"))
+    broker.update_queue(QueueSettings("circle", forward_to="circle"))
+    broker.send(queue, [draft("a")], broker.clock())
+    broker.turn(broker.clock())
+    assert len(queue.messages) == 0
+    assert queue.transfer_dead_letters is not None
+    (stranded,) = queue.transfer_dead_letters.messages.values()
+    assert stranded.hops == MAX_HOPS
+
+
+def chain_of_topics(broker: Broker, length: int) -> tuple[Topic, Queue]:
+    """The first of so many topics, each with a subscription that forwards to the next, and the queue at the end."""
+    end = broker.create_queue(QueueSettings("end"))
+    following = "end"
+    for number in range(length, 0, -1):
+        first = broker.create_topic(TopicSettings(f"t{number}"))
+        broker.create_subscription(first.settings.name, QueueSettings("s", forward_to=following), None)
+        following = first.settings.name
+    return first, end
+
+
+def settle_down(broker: Broker) -> None:
+    """As many turns as anything here could take."""
+    for _ in range(20):
+        broker.turn(broker.clock())
+
+
+def test_a_topic_s_copy_is_no_hop() -> None:
+    """Four topics in a row forward four times and no more: what is copied to their subscriptions does not count."""
+    broker = Broker("contoso")
+    first, end = chain_of_topics(broker, 4)
+    broker.send(first, [draft("a")], broker.clock())
+    settle_down(broker)
+    (arrived,) = end.messages.values()
+    assert arrived.hops % COPIED == 4
+
+
+def test_the_fifth_hop_through_topics_is_refused() -> None:
+    """A chain of five topics ends in the last subscription's transfer dead letters, as a chain of queues does."""
+    broker = Broker("contoso")
+    first, end = chain_of_topics(broker, 5)
+    broker.send(first, [draft("a")], broker.clock())
+    settle_down(broker)
+    assert len(end.messages) == 0
+    last = broker.subscription("t5", "s")
+    assert last is not None
+    assert last.counts().transfer_dead_letter == 1
+
+
+@pytest.mark.parametrize("action", [None, "SET sys.ScheduledEnqueueTimeUtc = '2000-01-01T00:00:00Z'", "SET x = 1"])
+def test_a_circle_through_a_topic_ends(action: str | None) -> None:
+    """The hops are counted on through the copy, also through one that a rule's action has changed."""
+    broker = Broker("contoso")
+    topic = broker.create_topic(TopicSettings("t"))
+    rule = RuleSettings("r", action=None if action is None else SqlExpression(action))
+    circle = broker.create_subscription("t", QueueSettings("s", forward_to="t"), rule)
+    broker.send(topic, [draft("a")], broker.clock())
+    settle_down(broker)
+    assert circle.counts() == Counts(transfer_dead_letter=1)
+
+
+def test_a_scheduled_copy_keeps_its_hops() -> None:
+    """A circle whose messages wait a while in it ends as any other does."""
+    now = 1000.0
+    broker = Broker("contoso", clock=lambda: now)
+    topic = broker.create_topic(TopicSettings("t"))
+    later = SqlExpression("SET sys.ScheduledEnqueueTimeUtc = '1970-01-01T01:00:00Z'")
+    circle = broker.create_subscription("t", QueueSettings("s", forward_to="t"), RuleSettings("r", action=later))
+    broker.send(topic, [draft("a")], now)
+    broker.turn(now)
+    (waiting,) = circle.queue.messages.values()
+    waiting.hops += MAX_HOPS
+    now = 4000.0
+    settle_down(broker)
+    assert circle.counts() == Counts(transfer_dead_letter=1)
+    assert topic.inbox.next_sequence == 2, "it was forwarded once more"
+
+
+def test_a_topic_s_copy_tells_its_first_number() -> None:
+    """A subscription's message says which number it had in its topic, also where its own number is the same."""
+    broker = Broker("contoso")
+    topic = broker.create_topic(TopicSettings("t"))
+    queue = broker.create_subscription("t", QueueSettings("s"), None).queue
+    broker.send(topic, [draft("a")], broker.clock())
+    broker.turn(broker.clock())
+    (copy,) = queue.messages.values()
+    assert b"x-opt-enqueue-sequence-number" in copy.delivered(broker.payloads([copy])[0])

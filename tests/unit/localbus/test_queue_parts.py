@@ -1,0 +1,517 @@
+"""The parts of a queue, one by one: lines, sessions, turns between receivers, duplicates, lives and schedules."""
+
+from __future__ import annotations
+
+import random
+import time
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sortedcontainers import SortedDict
+
+from pairbus.localbus.addresses import Address, parse_address
+from pairbus.localbus.amqp.dispatch import Dispatcher
+from pairbus.localbus.bus_errors import BusError
+from pairbus.localbus.entities.message import Draft, Message, read_message
+from pairbus.localbus.entities.payload import View
+from pairbus.localbus.entities.queues import Queue
+from pairbus.localbus.entities.sessions import GONE, Line, Session, SessionTable
+from pairbus.localbus.settings import QueueSettings
+from tests.support import amqp_frames as amqp
+from tests.unit.localbus.test_queue_machine import Books, make
+
+
+def queue_of(**changes: Any) -> tuple[Queue, Books]:
+    books = Books()
+    settings = QueueSettings("q", **{"lock_duration": timedelta(seconds=10), **changes})
+    return make(books, settings), books
+
+
+def put(queue: Queue, now: float, body: bytes = b"x", **facts: Any) -> Message:
+    draft = read_message(amqp.message(body))
+    for name, value in facts.items():
+        setattr(draft, name, value)
+    message = queue.enqueue(draft, now)
+    assert message is not None
+    return message
+
+
+# --- lines ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.sampled_from(("add", "pop", "back", "leave", "lock")), max_size=60), st.randoms())
+def test_a_line_is_in_order_whatever_comes_back(steps: list[str], rng: random.Random) -> None:
+    """The head is the lowest number that waits, also when messages return, leave or are locked elsewhere."""
+    line, waiting, out, number = Line(), {}, [], 0
+    for step in steps:
+        if step == "add":
+            number += 1
+            waiting[number] = Message(number, number, 0.0, Draft(b"", 0))
+            line.add(waiting[number])
+        elif step == "pop":
+            head = line.pop()
+            assert (None if head is None else head.sequence) == min(waiting, default=None)
+            if head is not None:
+                out.append(waiting.pop(head.sequence))
+        elif step == "back" and out:
+            back = out.pop(rng.randrange(len(out)))
+            waiting[back.sequence] = back
+            line.put_back(back)
+        elif step == "leave" and waiting:
+            waiting.pop(rng.choice(sorted(waiting))).state = GONE
+            line.left()
+        elif step == "lock" and waiting:
+            waiting.pop(rng.choice(sorted(waiting))).lock = object()
+            line.left()
+        assert (line.head() is None) == (not waiting)
+
+
+def test_a_line_does_not_keep_what_has_left() -> None:
+    """A hundred thousand messages that expire behind one that stays: the line forgets them."""
+    line = Line()
+    first = Message(0, 0, 0.0, Draft(b"", 0))
+    line.add(first)
+    for number in range(1, 100_001):
+        message = Message(number, number, 0.0, Draft(b"", 0))
+        line.add(message)
+        message.state = GONE
+        line.left()
+    assert line.head() is first
+    assert len(line._fresh) < 5_000
+
+
+# --- sessions -------------------------------------------------------------------------------------------------------
+
+
+def test_free_sessions_are_given_in_the_order_they_came() -> None:
+    """Whoever asks for the next session gets the one that has waited longest; one that is empty is passed over."""
+    table = SessionTable()
+    for name in "abc":
+        session = table.open(name)
+        session.messages[1] = Message(1, 1, 0.0, Draft(b"", 0))
+        session.line.add(session.messages[1])
+        assert table.offer(session)
+    first = table.next_free()
+    assert first is not None
+    assert first.id == "a"
+    table.lock(first, "me", 10.0)
+    assert not table.offer(first), "it is held"
+    second = table.get("b")
+    assert second is not None
+    second.line.pop()
+    third = table.next_free()
+    assert third is not None
+    assert third.id == "c"
+
+
+def test_a_sessions_lock_ends_once_at_its_latest_end() -> None:
+    """A renewed lock does not end at its old time, and an ended one is told once."""
+    table = SessionTable()
+    session = table.open("a")
+    session.messages[1] = Message(1, 1, 0.0, Draft(b"", 0))
+    table.lock(session, "me", 10.0)
+    table.extend(session, 20.0)
+    assert list(table.ended(15.0)) == []
+    assert table.next_end() <= 20.0
+    assert [s.id for s in table.ended(20.0)] == ["a"]
+    table.unlock(session)
+    assert list(table.ended(100.0)) == []
+
+
+def test_a_session_without_anything_is_forgotten() -> None:
+    """No messages, no state, no holder: names that clients make up cost nothing."""
+    table = SessionTable()
+    session = table.open("a")
+    table.lock(session, "me", 10.0)
+    table.unlock(session)
+    assert table.get("a") is None
+    kept = table.open("b")
+    kept.state = b"state"
+    table.forget_if_idle(kept)
+    assert table.get("b") is kept
+
+
+def test_peeking_in_a_session_looks_at_that_session_only() -> None:
+    """In the order of their numbers and in whatever state, from a number on; other sessions' messages cost nothing."""
+    queue, _ = queue_of(requires_session=True)
+    for number in range(3_000):
+        put(queue, 0.0, session_id="big" if number % 1_000 else "small")
+    put(queue, 0.0, session_id="small", scheduled_at=99.0)
+    session = queue.accept_session("small", "me", 0.0)
+    queue.defer(queue.acquire(0.0, 1, "me", session)[0].lock.tag, 0.0)
+    looked_at = Counting(queue.messages)
+    queue.messages = looked_at  # type: ignore[assignment]
+    assert [m.sequence for m in queue.peek(0, 9, "small")] == [1, 1001, 2001, 3001]
+    assert [m.sequence for m in queue.peek(1002, 1, "small")] == [2001]
+    assert queue.peek(0, 9, "nobody's") == []
+    assert looked_at.reads == 0
+    assert len(queue.peek(0, 9)) == 9
+
+
+# --- turns ----------------------------------------------------------------------------------------------------------
+
+
+class Counting(SortedDict[int, Message]):
+    """A queue's messages that count how often one is read."""
+
+    reads = 0
+
+    def __getitem__(self, number: int) -> Message:
+        self.reads += 1
+        found: Message = super().__getitem__(number)
+        return found
+
+
+class Receiver:
+    """Takes some messages at each pull."""
+
+    def __init__(self, queue: Queue, appetite: int, most: int = 10**9) -> None:
+        self.queue, self.appetite, self.most = queue, appetite, most
+        self.got: list[int] = []
+        self.open = True
+        self.session: Session | None = None
+        self.connection = SimpleNamespace(server=SimpleNamespace(schedule=lambda: None))
+        self.asked = 0
+
+    @property
+    def wants(self) -> bool:
+        return self.appetite > 0 and len(self.got) < self.most
+
+    def pull(self, now: float) -> bool:
+        self.asked += 1
+        room = min(self.appetite, self.most - len(self.got))
+        taken = self.queue.acquire(now, room, self, self.session, delete=True) if room > 0 else []
+        self.got += [m.sequence for m in taken]
+        return len(self.got) < self.most and self.queue.has_ready(self.session)
+
+
+def test_receivers_of_a_queue_take_turns() -> None:
+    """Nobody is served twice before all were served once, from whomever the last round ended with."""
+    queue, _ = queue_of()
+    for _ in range(90):
+        put(queue, 0.0)
+    dispatcher = Dispatcher()
+    receivers: list[Any] = [Receiver(queue, 10) for _ in range(3)]
+    for each in receivers:
+        dispatcher.add(each)
+        dispatcher.wake(each)
+    more = dispatcher.run([queue], 0.0)
+    assert [len(each.got) for each in receivers] == [10, 10, 10]
+    while more:
+        more = dispatcher.run([], 0.0)
+    assert [len(each.got) for each in receivers] == [30, 30, 30]
+    assert sorted(number for each in receivers for number in each.got) == list(range(1, 91))
+
+
+def test_one_message_at_a_time_goes_round() -> None:
+    """A trickle is shared too: the receiver that was served goes to the end."""
+    queue, _ = queue_of()
+    dispatcher = Dispatcher()
+    receivers: list[Any] = [Receiver(queue, 10) for _ in range(3)]
+    for each in receivers:
+        dispatcher.add(each)
+        dispatcher.wake(each)
+    for _ in range(30):
+        put(queue, 0.0)
+        dispatcher.run([queue], 0.0)
+    assert [len(each.got) for each in receivers] == [10, 10, 10]
+
+
+def test_a_receiver_that_left_gets_nothing() -> None:
+    """Removed, its turn is the next one's; woken before, it is not served after."""
+    queue, _ = queue_of()
+    dispatcher = Dispatcher()
+    gone, stays = Receiver(queue, 1), Receiver(queue, 1)
+    for each in (gone, stays):
+        dispatcher.add(each)  # type: ignore[arg-type]
+        dispatcher.wake(each)  # type: ignore[arg-type]
+    dispatcher.remove(gone)  # type: ignore[arg-type]
+    put(queue, 0.0)
+    dispatcher.run([queue], 0.0)
+    assert (gone.got, stays.got) == ([], [1])
+
+
+def test_receivers_without_credit_are_not_asked() -> None:
+    """However many are open, a message is offered to those that want one; one that has had enough drops out."""
+    queue, _ = queue_of()
+    dispatcher = Dispatcher()
+    idle: list[Any] = [Receiver(queue, 0) for _ in range(1000)]
+    one: Any = Receiver(queue, 10, most=5)
+    for each in [*idle[:500], one, *idle[500:]]:
+        dispatcher.add(each)
+    dispatcher.wake(one)
+    for number in range(1, 9):
+        put(queue, 0.0)
+        dispatcher.run([queue], 0.0)
+        assert one.asked == min(number, 5)
+    assert one.got == [1, 2, 3, 4, 5]
+    assert sum(each.asked for each in idle) == 0
+    idle[3].appetite = 10
+    dispatcher.wake(idle[3])
+    dispatcher.run([], 0.0)
+    assert idle[3].got == [6, 7, 8]
+    put(queue, 0.0)
+    dispatcher.run([queue], 0.0)
+    assert idle[3].got == [6, 7, 8, 9]
+
+
+def test_what_comes_for_a_session_wakes_its_holder_alone() -> None:
+    """Who holds another session is not asked, and nobody twice for one message."""
+    queue, _ = queue_of(requires_session=True)
+    dispatcher = Dispatcher()
+    holders: list[Any] = []
+    for number in range(1000):
+        holder: Any = Receiver(queue, 10)
+        holder.session = queue.accept_session(str(number), holder, 0.0)
+        holders.append(holder)
+        dispatcher.add(holder)
+    for _ in range(3):
+        put(queue, 0.0, session_id="77")
+        dispatcher.run([queue], 0.0)
+    assert holders[77].got == [1, 2, 3]
+    assert sum(each.asked for each in holders) == holders[77].asked == 3
+    dispatcher.remove(holders[77])
+    queue.release_session(holders[77].session, holders[77], 0.0)
+    put(queue, 0.0, session_id="77")
+    put(queue, 0.0, session_id="78")
+    dispatcher.run([queue], 0.0)
+    assert (holders[77].got, holders[78].got) == ([1, 2, 3], [5])
+
+
+class Waiter:
+    def __init__(self, deadline: float, takes: bool = False) -> None:
+        self.deadline, self.takes = deadline, takes
+        self.error: BusError | None = None
+
+    def offer(self, now: float) -> bool:
+        return self.takes
+
+    def give_up(self, error: BusError) -> None:
+        self.error = error
+
+
+def test_who_waits_for_a_session_is_told_when_time_is_over() -> None:
+    """At the deadline, with the service's time-out; neither before nor after being served."""
+    queue, _ = queue_of(requires_session=True)
+    dispatcher = Dispatcher()
+    impatient, patient, served = Waiter(5.0), Waiter(50.0), Waiter(5.0, takes=True)
+    for each in (served, impatient, patient):
+        dispatcher.wait(queue, each)
+    assert dispatcher.next_deadline() == 5.0
+    dispatcher.run([queue], 1.0)
+    dispatcher.expire(4.0)
+    assert impatient.error is None
+    dispatcher.expire(5.0)
+    assert impatient.error is not None
+    assert impatient.error.condition == "com.microsoft:timeout"
+    assert (served.error, patient.error) == (None, None)
+    assert dispatcher.next_deadline() == 50.0
+
+
+# --- deliveries that count -------------------------------------------------------------------------------------------
+
+
+def test_a_deferral_is_a_delivery_that_counts() -> None:
+    """Deferred for the last time that a message may be delivered, it is a dead letter and says why."""
+    queue, books = queue_of(max_delivery_count=2)
+    put(queue, 0.0)
+    put(queue, 0.0)
+    for _ in range(2):
+        queue.defer(queue.acquire(0.0, 1)[0].lock.tag, 0.0)
+    assert list(queue.messages) == [1, 2]
+    first, second = queue.receive_deferred([1, 2], 1.0)
+    queue.abandon(first.lock.tag, 1.0)
+    assert queue.dead_letters is not None
+    assert list(queue.dead_letters.messages) == [1], "abandoned"
+    queue.advance(second.lock.until)
+    assert list(queue.dead_letters.messages) == [1, 2], "its lock has ended"
+    assert len(queue.messages) == 0
+    for dead in queue.dead_letters.messages.values():
+        assert dead.delivery_count == 2
+        assert View(books.payloads([dead])[0]).user["DeadLetterReason"] == "MaxDeliveryCountExceeded"
+
+
+# --- duplicates, lives, schedules ---------------------------------------------------------------------------------
+
+
+def test_a_message_id_counts_as_seen_for_the_window_and_no_longer() -> None:
+    """Within it the second is dropped, from whatever type the id is; at its end the id is new again."""
+    queue, books = queue_of(
+        requires_duplicate_detection=True, duplicate_detection_history_time_window=timedelta(seconds=60)
+    )
+    put(queue, 0.0, message_id="a")
+    for now in (0.0, 30.0, 59.9):
+        assert queue.enqueue(Draft(b"", 1, message_id="a"), now) is None
+    put(queue, 59.9, message_id="b")
+    put(queue, 60.0, message_id="a")
+    assert queue.enqueue(Draft(b"", 1, message_id="b"), 119.8) is None
+    put(queue, 119.9, message_id="b")
+    assert len(queue.messages) == 4
+    assert [(id, at) for _, id, at in books.history] == [("a", 0.0), ("b", 59.9), ("a", 60.0), ("b", 119.9)]
+
+
+def test_the_duplicate_history_does_not_grow_beyond_its_window() -> None:
+    """Ids that are too old are forgotten as new ones come."""
+    queue, _ = queue_of(
+        requires_duplicate_detection=True, duplicate_detection_history_time_window=timedelta(seconds=10)
+    )
+    for number in range(2_000):
+        put(queue, float(number), message_id=f"{number}")
+    assert len(queue._history) <= 11
+
+
+def test_a_locked_message_outlives_its_life_until_its_lock_ends() -> None:
+    """Under its lock it can be completed after its time; given back after its time, it has expired."""
+    for bury in (True, False):
+        queue, books = queue_of(dead_lettering_on_message_expiration=bury)
+        put(queue, 0.0, time_to_live=5.0)
+        put(queue, 0.0, time_to_live=5.0)
+        first, second = queue.acquire(1.0, 2)
+        queue.advance(6.0)
+        assert len(queue.messages) == 2
+        queue.complete(first.lock.tag, 7.0)
+        queue.abandon(second.lock.tag, 8.0)
+        assert len(queue.messages) == 0
+        assert queue.dead_letters is not None
+        assert len(queue.dead_letters.messages) == bury
+        for dead in queue.dead_letters.messages.values():
+            assert View(books.payloads([dead])[0]).user["DeadLetterReason"] == "TTLExpiredException"
+
+
+def test_what_has_expired_is_not_handed_out_even_if_nobody_looked() -> None:
+    """Time is read when a message is taken, not only when the clock was last attended to."""
+    queue, _ = queue_of()
+    put(queue, 0.0, time_to_live=5.0)
+    put(queue, 0.0, time_to_live=50.0)
+    assert [m.sequence for m in queue.acquire(10.0, 5)] == [2]
+    assert list(queue.messages) == [2]
+
+
+def test_a_scheduled_message_joins_the_end_under_a_new_number() -> None:
+    """Its first number finds it until then (and cancels it); its life begins when it is enqueued."""
+    queue, books = queue_of()
+    scheduled = put(queue, 0.0, scheduled_at=10.0, time_to_live=5.0)
+    put(queue, 1.0)
+    assert [m.sequence for m in queue.acquire(2.0, 5)] == [2]
+    assert books.wishes[0] <= 10.0
+    queue.advance(10.0)
+    (active,) = queue.acquire(10.0, 5)
+    assert active.sequence == 3
+    assert active.enqueue_sequence == scheduled.sequence == 1
+    assert active.enqueued_at == 10.0
+    assert active.expires_at == 15.0
+    with pytest.raises(BusError) as refused:
+        queue.cancel_scheduled([1])
+    assert refused.value.condition == "com.microsoft:message-not-found"
+
+
+def test_one_unknown_number_refuses_all() -> None:
+    """Receiving or cancelling by number is all or nothing."""
+    queue, _ = queue_of()
+    scheduled = put(queue, 0.0, scheduled_at=10.0)
+    put(queue, 0.0)
+    (taken,) = queue.acquire(0.0, 1)
+    queue.defer(taken.lock.tag, 0.0)
+    with pytest.raises(BusError):
+        queue.cancel_scheduled([scheduled.sequence, 99])
+    with pytest.raises(BusError):
+        queue.receive_deferred([taken.sequence, 99], 0.0, delete=True)
+    assert len(queue.messages) == 2
+    assert [m.sequence for m in queue.receive_deferred([2, 2], 0.0)] == [2], "named twice, meant once"
+
+
+@pytest.mark.parametrize("delete", [False, True])
+def test_too_much_at_once_is_refused_by_number(delete: bool) -> None:
+    """Several messages above the limit are not locked and not removed; a single one may be of any size."""
+    queue, _ = queue_of()
+    for _ in range(3):
+        put(queue, 0.0, b"x" * 1000)
+    for message in queue.acquire(0.0, 3):
+        queue.defer(message.lock.tag, 0.0)
+    with pytest.raises(BusError) as refused:
+        queue.receive_deferred([1, 2, 3], 1.0, delete=delete, most_bytes=2500)
+    assert refused.value.condition == "amqp:link:message-size-exceeded"
+    assert [m.lock for m in queue.messages.values()] == [None, None, None]
+    assert len(queue.receive_deferred([1], 1.0, delete=delete, most_bytes=10)) == 1
+    assert len(queue.receive_deferred([2, 3], 1.0, delete=delete, most_bytes=2500)) == 2
+
+
+def test_taking_stops_at_the_bytes_that_were_allowed() -> None:
+    """At least one message, and none after the one that reached the limit."""
+    queue, _ = queue_of()
+    for _ in range(10):
+        put(queue, 0.0, b"x" * 1000)
+    assert len(queue.acquire(0.0, 10, most_bytes=1)) == 1
+    assert len(queue.acquire(0.0, 10, most_bytes=2500)) == 3
+    assert len(queue.acquire(0.0, 10)) == 6
+
+
+def test_the_delivery_count_that_is_one_too_many_buries() -> None:
+    """After the last allowed delivery the message is dead-lettered with the service's reason; its count stays."""
+    queue, books = queue_of(max_delivery_count=3)
+    put(queue, 0.0)
+    for count in range(3):
+        (message,) = queue.acquire(float(count), 1)
+        assert message.delivery_count == count
+        queue.abandon(message.lock.tag, float(count))
+    assert len(queue.messages) == 0
+    assert queue.dead_letters is not None
+    (dead,) = queue.dead_letters.messages.values()
+    assert dead.delivery_count == 3
+    assert View(books.payloads([dead])[0]).user["DeadLetterReason"] == "MaxDeliveryCountExceeded"
+
+
+# --- addresses -------------------------------------------------------------------------------------------------------
+
+ADDRESSES = {
+    "q": Address("q"),
+    "/q/": Address("q"),
+    "amqps://127.0.0.1:5671/q": Address("q"),
+    "sb://host/a/b/c": Address("a/b/c"),
+    "amqp://host": Address(""),
+    "q/$management": Address("q", management=True),
+    "q/$DeadLetterQueue": Address("q", sub_queue="dead"),
+    "q/$deadletterqueue/$management": Address("q", sub_queue="dead", management=True),
+    "q/$Transfer/$DeadLetterQueue": Address("q", sub_queue="transfer"),
+    "t/Subscriptions/s": Address("t", "s"),
+    "t/SUBSCRIPTIONS/S/$DeadLetterQueue": Address("t", "S", "dead"),
+    "t/subscriptions/s/$management": Address("t", "s", None, True),
+    "h/Partitions/3": Address("h", partition="3"),
+    "h/ConsumerGroups/$Default/Partitions/0": Address("h", partition="0", consumer_group="$Default"),
+    "h/Partitions/3/$DeadLetterQueue": Address("h", sub_queue="dead", partition="3"),
+    "a%20b": Address("a b"),
+}
+
+
+@pytest.mark.parametrize(("text", "wanted"), ADDRESSES.items(), ids=ADDRESSES)
+def test_addresses_in_every_form(text: str, wanted: Address) -> None:
+    """URLs and paths, suffixes in any case and any combination."""
+    assert parse_address(text) == wanted
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_an_address(text: str) -> None:
+    """Odd ones name an entity that does not exist; nothing is raised."""
+    parse_address(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/$management" * 5_000,
+        "/partitions/" * 5_000,
+        "/consumergroups/" * 4_000,
+        "a/subscriptions/" * 4_000,
+        "%" * 60_000,
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_long_address_is_taken_apart_in_time(text: str) -> None:
+    """The longest that fits into a frame, made to be slow."""
+    started = time.process_time()
+    parse_address(text)
+    assert time.process_time() - started < 1.0
