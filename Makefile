@@ -35,7 +35,8 @@ demo: .delta ## Show an outage: kill one of two namespaces, keep sending, delive
 notebook: .delta ## Run notebooks/after_the_outage.ipynb on the demo's ledger, into build/demo
 	@echo "pairbus: running the notebook (PAIRBUS_LEDGER=... for another ledger)"
 	@mkdir -p build/demo
-	@$(SPARK) $(BIN)/jupyter-execute --NbClientApp.log_level=ERROR --output=../build/demo/after_the_outage notebooks/after_the_outage.ipynb
+	@$(SPARK) $(BIN)/jupyter-execute --NbClientApp.log_level=ERROR --output=../build/demo/after_the_outage \
+		notebooks/after_the_outage.ipynb
 	@echo "pairbus: open build/demo/after_the_outage.ipynb, with VS Code or Jupyter"
 
 .PHONY: demo-localbus
