@@ -1,10 +1,9 @@
-"""The Spark job that drains the backlog, for spark-submit and for Databricks.
+"""Drain the backlog with Spark: the same file for spark-submit and for Databricks.
 
     spark-submit … jobs/drain.py --config conf/pairbus.toml [--once | --continuous] [--queues 0-9] [--max-rate N]
 
-The exit code is 0 if the backlog is empty, or holds only messages that their destinations do not accept at present
-(they are listed), or if a continuous run was stopped. It is 1 if the drain failed, and 2 if the command line or the
-configuration is wrong.
+Ends with 0 if the backlog is empty or holds only messages that their destinations do not take (they are listed), or if
+one that goes on was told to stop; with 1 if it could not; with 2 if the command line or the configuration is wrong.
 """
 
 import argparse
@@ -31,7 +30,7 @@ def arguments() -> argparse.Namespace:
 
 
 def run(job: Syphon, once: bool, stop: threading.Event) -> int:
-    """Drain the backlog and return the exit code."""
+    """Drain; the exit code."""
     if once:
         held = job.run_once(stop.is_set)
         for destination, count, reason in job.dead_letters():
@@ -56,7 +55,7 @@ def main() -> int:
     for noisy in ("py4j", "azure"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
-        # Report every mistake at once, missing secrets included, before Spark starts.
+        # All that is wrong is told at once, and before Spark starts: a secret that is not there, too.
         config = SyphonConfig.for_command(
             options.config, queues=options.queues, max_rate=options.max_rate, needs=OF_A_JOB
         )
@@ -69,7 +68,7 @@ def main() -> int:
         print(f"drain.py: {error}", file=sys.stderr)
         return 1
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):  # after the SparkContext, which sets a handler of its own
+    for number in (signal.SIGTERM, signal.SIGINT):  # now: a SparkContext has set a handler of its own
         signal.signal(number, lambda *_: stop.set())
     with before_spark_ends(spark, stop) as ending:
         try:
