@@ -64,19 +64,19 @@ fmt: .venv ## Format the code and apply ruff's automatic fixes
 	@$(BIN)/ruff format .
 
 .PHONY: fuzz
-fuzz: .delta ## Run the long campaigns (tests marked campaign)
+fuzz: .delta ## Run the long campaigns, and every property-based test with random input
 	@echo "pairbus: running the long campaigns"
-	@$(SPARK) $(BIN)/python -m pytest -m campaign -o faulthandler_timeout=0 $(ARGS)
+	@$(SPARK) PAIRBUS_HYPOTHESIS=random $(BIN)/python -m pytest -m "campaign or hypothesis" --timeout=7200 $(ARGS)
 
 .PHONY: sdk-test
 sdk-test: .venv ## Run localbus against Microsoft's SDKs for other languages
 	@echo "pairbus: running the tests with other languages' SDKs"
-	@$(BIN)/python -m pytest -m sdks tests/sdks $(ARGS)
+	@$(BIN)/python -m pytest -m sdks --timeout=1800 tests/sdks $(ARGS)
 
 .PHONY: cluster-test
 cluster-test: .delta ## Run the syphon on a Spark cluster of two workers and kill its processes (Linux)
 	@echo "pairbus: running the tests on a cluster (some minutes)"
-	@$(SPARK) $(BIN)/python -m pytest -s -m cluster -o faulthandler_timeout=0 tests/cluster $(ARGS)
+	@$(SPARK) $(BIN)/python -m pytest -s -m cluster --timeout=1800 tests/cluster $(ARGS)
 
 .PHONY: bench
 bench: .delta ## Measure everything (ARGS=--quick: a short run), or one part (BENCH=bench.sender)
