@@ -38,7 +38,7 @@ class Address:
         return self.entity
 
     @property
-    def place(self) -> str:
+    def full_path(self) -> str:
         """What faults know it by: a sub-queue is a place of its own, a partition's links go by their hub's name."""
         return self.path + {None: "", "dead": "/$DeadLetterQueue"}.get(self.sub_queue, "/$Transfer/$DeadLetterQueue")
 
@@ -106,7 +106,7 @@ def parse_address(text: str) -> Address:
 
 
 @dataclass(frozen=True)
-class Place:
+class EntityPath:
     """What a path names: an entity, a topic's subscription, a rule of that; or a listing of one kind."""
 
     entity: str
@@ -115,7 +115,7 @@ class Place:
     listing: str = ""
 
     @classmethod
-    def of(cls, path: str) -> Place:
+    def of(cls, path: str) -> EntityPath:
         """`a/b` may be a queue's name, so the words between names are looked for from the end."""
         parts = path.strip("/").split("/")
         words = [part.lower() for part in parts]

@@ -1,7 +1,7 @@
-"""What localbus answers when it refuses: one error class, and the service's own conditions and statuses.
+"""The errors that localbus answers with: one class, and the service's AMQP conditions and HTTP statuses.
 
 An error carries the AMQP condition (for a detach, a rejected delivery or a management reply) and the HTTP
-status (for the management REST and `$cbs`), so that no caller decides by reading its text.
+status (for the management REST API and `$cbs`), so that callers never read its text.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ ARGUMENT_OUT_OF_RANGE = "com.microsoft:argument-out-of-range"
 OPERATION_CANCELLED = "com.microsoft:operation-cancelled"
 DEAD_LETTER = "com.microsoft:dead-letter"
 
-#: What is refused where messages may not be taken out, as `disabled` says it.
+#: Operations that a disabled entity refuses, worded for `disabled`.
 SETTLING = "settling a message of"
 RENEWING = "renewing a lock of"
 
-#: The HTTP status that goes with each condition, on the management REST and in request/response replies.
+#: HTTP status of each condition, on the management REST API and in request/response replies.
 STATUS: dict[str, int] = {
     INTERNAL_ERROR: 500,
     NOT_FOUND: 404,
@@ -75,7 +75,7 @@ STATUS: dict[str, int] = {
 
 
 class BusError(Exception):
-    """localbus refuses: with the service's condition, a status and a sentence for the person who reads it."""
+    """A refusal with the service's condition, an HTTP status (by default the condition's) and a description."""
 
     def __init__(self, condition: str, description: str, *, status: int | None = None) -> None:
         super().__init__(description)
@@ -88,7 +88,7 @@ class BusError(Exception):
 
 
 def disabled(entity: str, what: str) -> BusError:
-    """The service's answer where an entity's status does not allow what is asked."""
+    """Return the service's error for an operation that an entity's status does not allow."""
     return BusError(
         ENTITY_DISABLED,
         f"The messaging entity '{entity}' is currently disabled: {what} is refused. Its owner can enable it again.",
@@ -96,5 +96,14 @@ def disabled(entity: str, what: str) -> BusError:
 
 
 def not_found(path: str) -> BusError:
-    """The service's answer for an entity that does not exist."""
+    """Return the service's error for an entity that does not exist."""
     return BusError(NOT_FOUND, f"The messaging entity '{path}' could not be found.")
+
+
+def size_exceeded(path: str, size: int, limit: int) -> BusError:
+    """Return the service's error for a message that is too large."""
+    return BusError(
+        MESSAGE_SIZE_EXCEEDED,
+        f"The received message (size: {size} bytes) for '{path}' exceeds the limit ({limit} bytes) currently "
+        "allowed on the link.",
+    )

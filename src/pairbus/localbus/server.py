@@ -207,7 +207,7 @@ class Server:
         for connection in list(self.connections):
             connection.tick(milliseconds)
         if self._ticks % _HOUSEKEEPING_TICKS == 0:
-            self.broker.delete_idle(self.now())
+            self.broker.usage.delete_idle(self.now())
             if self.departed >= _DEPARTED:
                 self.departed = 0
                 gc.collect()
@@ -325,8 +325,8 @@ class Server:
         if self.find_or_none(address) is None:
             raise FaultError(f"there is no entity '{entity}' to set a fault on; create it first, or use '*'")
         if address.management or address.is_part_of_hub:
-            raise FaultError(f"a fault is of an entity as a whole: set it on '{address.place}', not on '{entity}'")
-        return address.place.lower()
+            raise FaultError(f"a fault is of an entity as a whole: set it on '{address.full_path}', not on '{entity}'")
+        return address.full_path.lower()
 
     def drop_connections(self, entity: str) -> int:
         """Cut every connection that has a link to an entity (or all), now."""

@@ -77,7 +77,7 @@ def queue_facts(broker: Broker, queue: Queue, now: float) -> dict[str, Any]:
         "size": queue.size_in_bytes,
         "messages": message_facts(broker, queue),
         "sessions": sessions,
-        "history": {id: at for id, at in queue._history.items() if at + window > now},
+        "history": {id: at for id, at in queue.history.items() if at + window > now},
     }
 
 

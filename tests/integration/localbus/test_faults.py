@@ -772,10 +772,10 @@ def test_faults_add_up() -> None:
         faults.add(faults.read(request))
     assert faults.active
     on_a, on_b = faults.on_send("A"), faults.on_send("b")
-    assert (on_a.latency, on_a.silent, on_a.error) == (0.75, True, None)
-    assert (on_b.latency, on_b.silent, on_b.error) == (0.0, False, None), "the chance was 0.4, the rate 0.3"
+    assert (on_a.latency, on_a.no_reply, on_a.error) == (0.75, True, None)
+    assert (on_b.latency, on_b.no_reply, on_b.error) == (0.0, False, None), "the chance was 0.4, the rate 0.3"
     assert faults.on_send("ab").latency == 0.0
-    assert faults.distance == 0.5, "what is of no entity holds up connections, and their entities not once more"
+    assert faults.connection_latency == 0.5, "latency of all entities is the connection's, and counts once"
 
 
 def test_ended_faults_are_forgotten() -> None:

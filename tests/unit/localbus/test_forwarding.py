@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pairbus.localbus.broker.broker import MAX_HOPS, Broker
+from pairbus.localbus.broker.broker import Broker
+from pairbus.localbus.broker.forwarding import MAX_HOPS
 from pairbus.localbus.entities.message import COPIED, Draft, read_message
 from pairbus.localbus.entities.queues import Queue
 from pairbus.localbus.entities.topics import Topic
@@ -46,7 +47,7 @@ def test_a_session_of_expired_messages_holds_up_no_other() -> None:
     broker.update_queue(QueueSettings("source", forward_to="target", **SESSIONS))
     now += 5.0
     assert [m.session_id for m in source.acquire_any(now, 10)] == ["b"]
-    source.put_back_unsent(next(m for m in source.messages.values()))
+    source.undo_acquire(next(m for m in source.messages.values()))
     broker.turn(now)
     assert [m.session_id for m in target.messages.values()] == ["b"]
 

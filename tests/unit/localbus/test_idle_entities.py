@@ -62,14 +62,14 @@ def test_an_idle_queue_is_deleted_at_its_time_with_all_it_holds(broker: Broker, 
     broker.send(queue(broker), [message()], clock())
     gone = queue(broker)
     clock.pass_minutes(4.9)
-    broker.delete_idle(clock())
+    broker.usage.delete_idle(clock())
     assert names(broker) == ["idle", "kept"]
     clock.pass_minutes(0.2)
-    broker.delete_idle(clock())
+    broker.usage.delete_idle(clock())
     assert names(broker) == ["kept"]
     assert gone in told
     clock.pass_minutes(60 * 24 * 365)
-    broker.delete_idle(clock())
+    broker.usage.delete_idle(clock())
     assert names(broker) == ["kept"]
 
 
@@ -77,10 +77,10 @@ def test_the_end_of_an_idle_queue_asks_for_a_turn(broker: Broker, clock: Clock) 
     """Else it would not be committed until somebody else had something to do."""
     asked: list[bool] = []
     broker.on_work = lambda: asked.append(True)
-    broker.delete_idle(clock())
+    broker.usage.delete_idle(clock())
     assert not asked
     clock.pass_minutes(5.1)
-    broker.delete_idle(clock())
+    broker.usage.delete_idle(clock())
     assert asked
 
 
@@ -88,9 +88,9 @@ def test_the_end_of_an_idle_queue_asks_for_a_turn(broker: Broker, clock: Clock) 
     "use",
     [
         pytest.param(lambda b, now: b.send(queue(b), [message()], now), id="a send"),
-        pytest.param(lambda b, now: (b.attach(queue(b)), b.detach(queue(b))), id="a link, gone again"),
+        pytest.param(lambda b, now: (b.usage.attach(queue(b)), b.usage.detach(queue(b))), id="a link, gone again"),
         pytest.param(lambda b, now: b.update_queue(queue(b).settings), id="an update"),
-        pytest.param(lambda b, now: b.touch(queue(b)), id="a request"),
+        pytest.param(lambda b, now: b.usage.touch(queue(b)), id="a request"),
     ],
 )
 def test_use_puts_the_end_off(broker: Broker, clock: Clock, use: Callable[[Broker, float], object]) -> None:
@@ -98,10 +98,10 @@ def test_use_puts_the_end_off(broker: Broker, clock: Clock, use: Callable[[Broke
     clock.pass_minutes(4)
     use(broker, clock())
     clock.pass_minutes(4)
-    broker.delete_idle(clock())
+    broker.usage.delete_idle(clock())
     assert names(broker) == ["idle", "kept"]
     clock.pass_minutes(1.1)
-    broker.delete_idle(clock())
+    broker.usage.delete_idle(clock())
     assert names(broker) == ["kept"]
 
 
@@ -109,18 +109,18 @@ def test_a_link_or_a_scheduled_message_holds_a_queue(broker: Broker, clock: Cloc
     """As long as a link is open on it, or a message is scheduled in it, a queue is not idle."""
     dead = queue(broker).dead_letters
     assert dead is not None
-    broker.attach(dead)  # a link to its dead-letter queue is one to it
+    broker.usage.attach(dead)  # a link to its dead-letter queue is one to it
     clock.pass_minutes(60)
-    broker.delete_idle(clock())
+    broker.usage.delete_idle(clock())
     assert names(broker) == ["idle", "kept"]
     broker.send(queue(broker), [message(clock() + 3600)], clock())
-    broker.detach(dead)
+    broker.usage.detach(dead)
     clock.pass_minutes(59)
-    broker.delete_idle(clock())
+    broker.usage.delete_idle(clock())
     assert names(broker) == ["idle", "kept"]
     clock.pass_minutes(7)
     broker.turn(clock())
-    broker.delete_idle(clock())
+    broker.usage.delete_idle(clock())
     assert names(broker) == ["kept"]
 
 
@@ -131,13 +131,13 @@ def test_a_topic_is_used_when_its_subscriptions_are(broker: Broker, clock: Clock
     broker.create_subscription("topic", QueueSettings("idle", auto_delete_on_idle=LIMIT), None)
     used = broker.subscription("topic", "used")
     assert used is not None
-    broker.attach(used.queue)
+    broker.usage.attach(used.queue)
     clock.pass_minutes(6)
-    broker.delete_idle(clock())
+    broker.usage.delete_idle(clock())
     topic = broker.topic("topic")
     assert topic is not None
     assert list(topic.subscriptions) == ["used"]
-    broker.detach(used.queue)
+    broker.usage.detach(used.queue)
     clock.pass_minutes(6)
-    broker.delete_idle(clock())
+    broker.usage.delete_idle(clock())
     assert broker.topic("topic") is None

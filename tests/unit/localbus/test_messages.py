@@ -26,13 +26,13 @@ from pairbus.domain.amqp.codec import (
 from pairbus.domain.sqlfilter.properties import Edit
 from pairbus.localbus.entities.locks import swap_guid
 from pairbus.localbus.entities.message import Draft, Message, read_batch, read_message
-from pairbus.localbus.entities.payload import Parts, View
+from pairbus.localbus.entities.payload import MessageView, Parts
 from pairbus.localbus.entities.queues import Queue
 from pairbus.localbus.entities.topics import Rule, Subscription, apply_edits
 from pairbus.localbus.settings import QueueSettings, RuleSettings, SqlExpression
 from tests.support import amqp_frames as amqp
 from tests.support.amqp_messages import CORPUS, messages
-from tests.unit.localbus.test_queue_machine import Books
+from tests.unit.localbus.test_queue_machine import RecordedEffects
 
 OWNED = (sections.HEADER, sections.DELIVERY_ANNOTATIONS, sections.MESSAGE_ANNOTATIONS)
 
@@ -103,7 +103,7 @@ def test_sections_in_another_order_are_put_into_amqps_and_none_is_lost() -> None
     assert [code for code, _ in bare(delivered(draft))] == [0x73, 0x74, 0x75]
     changed = Parts.of(draft.payload).with_properties(application={"b": encode(2)})
     assert bare(changed.bare)[1:] == [(0x74, encode({"a": 1, "b": 2})), (0x75, b"\xa0\x04body")]
-    assert View(draft.payload).user == {"a": 1}
+    assert MessageView(draft.payload).user == {"a": 1}
 
 
 @pytest.mark.parametrize("count", [0, 1, 255, 256, 2**31 - 1])
@@ -253,7 +253,7 @@ def test_a_property_that_cannot_be_read_is_null_to_rules_and_still_carried() -> 
         [encode("bad"), b"\xa1\x01\xff", encode("worse"), b"\xc0\x03\x05\x40\x40", encode("good"), encode(1)]
     )
     draft = read_message(amqp.described(0x73, "m") + b"\x00\x53\x74" + mapped + b"\x00\x53\x77\x40")
-    assert View(draft.payload).user == {"bad": None, "worse": None, "good": 1}
+    assert MessageView(draft.payload).user == {"bad": None, "worse": None, "good": 1}
     assert mapped in delivered(draft)
 
 
@@ -261,7 +261,7 @@ def test_a_property_that_cannot_be_read_is_null_to_rules_and_still_carried() -> 
 
 
 def subscription(*rules: RuleSettings) -> Subscription:
-    made = Subscription("s", Queue(0, "t/Subscriptions/s", QueueSettings("s"), Books()), 0.0)
+    made = Subscription("s", Queue(0, "t/Subscriptions/s", QueueSettings("s"), RecordedEffects()), 0.0)
     made.rules = {rule.name: Rule(rule, 0.0) for rule in rules}
     return made
 
@@ -269,7 +269,7 @@ def subscription(*rules: RuleSettings) -> Subscription:
 def test_a_subscription_gets_one_copy_for_all_plain_rules_and_one_for_each_action() -> None:
     """Two rules without an action match: one copy, the payload itself. A rule with one: a copy of its own, edited."""
     payload = read_message(amqp.message(b"body", a=5)).payload
-    view = View(payload)
+    view = MessageView(payload)
     plain = [RuleSettings(f"p{n}", SqlExpression("a = 5")) for n in range(2)]
     acting = RuleSettings("act", SqlExpression("a > 1"), SqlExpression("SET a = 6; SET b = 'new'"))
     never = RuleSettings("no", SqlExpression("a = 7"), SqlExpression("SET a = 8"))
@@ -278,10 +278,10 @@ def test_a_subscription_gets_one_copy_for_all_plain_rules_and_one_for_each_actio
     copies = subscription(*plain, acting, never).copies(payload, view)
     assert copies[0] is payload
     assert len(copies) == 2
-    changed = View(copies[1]).user
+    changed = MessageView(copies[1]).user
     assert (changed["a"], changed["b"]) == (6, "new")
     assert b"body" in copies[1]
-    assert View(payload).user == {"a": 5}, "the original is as it was"
+    assert MessageView(payload).user == {"a": 5}, "the original is as it was"
 
 
 def test_edits_change_what_they_name() -> None:

@@ -1,6 +1,6 @@
 """A queue under any order of events: no message lost or doubled, every lock held once, every count true.
 
-The queue is pure: hypothesis plays senders, receivers, time and crashes against it and keeps its own books.
+The queue is pure: hypothesis plays senders, receivers, time and crashes against it and keeps its own effects.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NEVER = float("inf")
 
 
 @dataclass
-class Kept:
+class StoredMessage:
     """A message as a store would have it."""
 
     queue: int
@@ -44,16 +44,16 @@ class Kept:
     delivery_count: int
 
 
-class Books:
-    """Effects that are written down, as a store writes them, and the wishes to be woken."""
+class RecordedEffects:
+    """Effects that are written down, as a store writes them, and the advance_at to be woken."""
 
     def __init__(self) -> None:
         self.last_id = 0
-        self.kept: dict[int, Kept] = {}
+        self.kept: dict[int, StoredMessage] = {}
         self.next_sequences: dict[int, int] = {}
         self.states: dict[tuple[int, str], bytes] = {}
         self.history: list[tuple[int, str, float]] = []
-        self.wishes: dict[int, float] = {}
+        self.advance_at: dict[int, float] = {}
         self.ready_queues: set[int] = set()
         self.lost: list[str] = []
 
@@ -63,17 +63,17 @@ class Books:
 
     def stored(self, queue: Queue, message: Message) -> None:
         assert message.payload is not None
-        self.kept[message.id] = Kept(queue.id, message, message.payload, message.state, message.delivery_count)
+        self.kept[message.id] = StoredMessage(queue.id, message, message.payload, message.state, message.delivery_count)
         self.next_sequences[queue.id] = queue.next_sequence
 
-    def numbered(self, queue: Queue) -> None:
+    def sequence_skipped(self, queue: Queue) -> None:
         self.next_sequences[queue.id] = queue.next_sequence
 
-    def restated(self, message: Message, delivery_count: int) -> None:
+    def state_changed(self, message: Message, delivery_count: int) -> None:
         kept = self.kept[message.id]
         kept.state, kept.delivery_count = message.state, delivery_count
 
-    def gone(self, message: Message) -> None:
+    def removed(self, message: Message) -> None:
         del self.kept[message.id]
 
     def session_state(self, queue: Queue, session: str, state: bytes | None) -> None:
@@ -82,7 +82,7 @@ class Books:
         else:
             self.states[(queue.id, session)] = state
 
-    def seen(self, queue: Queue, message_id: str, at: float) -> None:
+    def id_recorded(self, queue: Queue, message_id: str, at: float) -> None:
         self.history.append((queue.id, message_id, at))
 
     def payloads(self, messages: Any) -> list[bytes]:
@@ -92,27 +92,27 @@ class Books:
         self.ready_queues.add(queue.id)
 
     def due(self, queue: Queue, when: float) -> None:
-        self.wishes[queue.id] = min(when, self.wishes.get(queue.id, NEVER))
+        self.advance_at[queue.id] = min(when, self.advance_at.get(queue.id, NEVER))
 
     def session_lost(self, queue: Queue, session: str, owner: Any) -> None:
         self.lost.append(session)
 
 
-def make(books: Books, chosen: QueueSettings) -> Queue:
+def make(effects: RecordedEffects, chosen: QueueSettings) -> Queue:
     """A queue with its dead-letter queue, as the catalog builds them."""
     plain = QueueSettings(chosen.name, lock_duration=chosen.lock_duration)
-    dead = Queue(1, f"{chosen.name}/$DeadLetterQueue", plain, books)
-    return Queue(0, chosen.name, chosen, books, dead_letters=dead)
+    dead = Queue(1, f"{chosen.name}/$DeadLetterQueue", plain, effects)
+    return Queue(0, chosen.name, chosen, effects, dead_letters=dead)
 
 
-def rebuild(books: Books, chosen: QueueSettings, now: float) -> Queue:
+def rebuild(effects: RecordedEffects, chosen: QueueSettings, now: float) -> Queue:
     """What the broker makes of a store after a crash."""
-    queue = make(books, chosen)
+    queue = make(effects, chosen)
     assert queue.dead_letters is not None
     both = {0: queue, 1: queue.dead_letters}
-    for number, following in books.next_sequences.items():
+    for number, following in effects.next_sequences.items():
         both[number].next_sequence = following
-    for kept in sorted(books.kept.values(), key=lambda k: (k.queue, k.message.sequence)):
+    for kept in sorted(effects.kept.values(), key=lambda k: (k.queue, k.message.sequence)):
         old = kept.message
         draft = Draft(
             kept.payload,
@@ -127,7 +127,7 @@ def rebuild(books: Books, chosen: QueueSettings, now: float) -> Queue:
         message.state, message.delivery_count = kept.state, kept.delivery_count
         kept.message = message
         both[kept.queue].insert(message)
-    for (number, session), state in books.states.items():
+    for (number, session), state in effects.states.items():
         both[number].restore_session_state(session, state, now)
     return queue
 
@@ -180,7 +180,7 @@ class QueueMachine(RuleBasedStateMachine):
     def start(self, limit: int, bury_expired: bool, life: int | None) -> None:
         self.now = 1000.0
         self.number = 0
-        self.books = Books()
+        self.effects = RecordedEffects()
         more: dict[str, Any] = {} if life is None else {"default_message_time_to_live": timedelta(seconds=life)}
         self.settings = QueueSettings(
             "q",
@@ -193,7 +193,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.default_life = None if life is None else float(life)
         self.limit = limit
         self.bury_expired = bury_expired
-        self.queue = make(self.books, self.settings)
+        self.queue = make(self.effects, self.settings)
         self.known: list[Known] = []
         self.holders: dict[str, tuple[Session, object, float]] = {}
         self.next_sequence = 1
@@ -381,8 +381,8 @@ class QueueMachine(RuleBasedStateMachine):
         # The broker calls `advance` at the times that were asked for, and at no other.
         for queue in (self.queue, self.queue.dead_letters):
             assert queue is not None
-            if self.books.wishes.get(queue.id, NEVER) <= self.now:
-                del self.books.wishes[queue.id]
+            if self.effects.advance_at.get(queue.id, NEVER) <= self.now:
+                del self.effects.advance_at[queue.id]
                 queue.advance(self.now)
         ended = {name for name, (_, _, until) in self.holders.items() if until <= self.now}
         for known in self.at("locked", "held", "dead-locked"):
@@ -391,8 +391,8 @@ class QueueMachine(RuleBasedStateMachine):
                 self.give_back(known)
         for name in ended:
             del self.holders[name]
-        assert set(self.books.lost) == ended, "who loses a session is told, and nobody else"
-        self.books.lost.clear()
+        assert set(self.effects.lost) == ended, "who loses a session is told, and nobody else"
+        self.effects.lost.clear()
         for known in sorted(self.at("scheduled"), key=lambda k: (k.due_at, k.sequence)):
             if known.due_at <= self.now:
                 known.where, known.sequence = "waiting", self.next_sequence
@@ -407,8 +407,8 @@ class QueueMachine(RuleBasedStateMachine):
         """Locks end, everything else is as it was; a message that was locked has been delivered once more."""
         assert self.queue.dead_letters is not None
         before = facts(self.queue), facts(self.queue.dead_letters)
-        self.books.wishes.clear()
-        self.queue = rebuild(self.books, self.settings, self.now)
+        self.effects.advance_at.clear()
+        self.queue = rebuild(self.effects, self.settings, self.now)
         assert self.queue.dead_letters is not None
         assert (facts(self.queue), facts(self.queue.dead_letters)) == before
         assert self.queue.next_sequence == self.next_sequence
@@ -437,7 +437,7 @@ class QueueMachine(RuleBasedStateMachine):
                 message = queue.messages[sequence]
                 assert message.state == states.get(known.where, ACTIVE)
                 assert (message.lock is not None) == (known.where in ("locked", "held", "dead-locked"))
-                assert known.body in self.books.kept[message.id].payload
+                assert known.body in self.effects.kept[message.id].payload
                 if queue is self.queue:
                     assert message.delivery_count == known.count
                     if known.where != "scheduled":
@@ -445,7 +445,7 @@ class QueueMachine(RuleBasedStateMachine):
                 else:
                     assert message.expires_at == NEVER
                     assert message.source == "q"
-        assert len(self.books.kept) == len(alive) + len(buried), "nothing is kept that is gone"
+        assert len(self.effects.kept) == len(alive) + len(buried), "nothing is kept that is gone"
 
     @invariant()
     def counts_and_sizes_are_true(self) -> None:
@@ -455,7 +455,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert counts.active == len(self.at("waiting", "locked", "deferred", "held"))
         assert counts.scheduled == len(self.at("scheduled"))
         assert counts.dead_letter == len(self.at("dead", "dead-locked"))
-        assert self.queue.size_in_bytes == sum(k.message.size for k in self.books.kept.values())
+        assert self.queue.size_in_bytes == sum(k.message.size for k in self.effects.kept.values())
 
     @invariant()
     def a_lock_is_held_by_one(self) -> None:
@@ -463,7 +463,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         tags = [k.tag for k in self.at("locked", "held", "dead-locked")]
         assert len(set(tags)) == len(tags)
-        assert len(self.queue._locks) == len(self.at("locked", "held"))
+        assert sum(m.lock is not None for m in self.queue.messages.values()) == len(self.at("locked", "held"))
 
     @invariant()
     def a_dead_letter_says_why(self) -> None:
@@ -527,14 +527,14 @@ class SessionQueueMachine(QueueMachine):
         assert self.queue.renew_session(name, self.now) == self.now + LOCK
         self.holders[name] = (session, owner, self.now + LOCK)
         self.queue.set_session_state(name, state, self.now)
-        assert self.books.states.get((0, name)) == state
+        assert self.effects.states.get((0, name)) == state
 
     @invariant()
     def only_sessions_with_something_are_kept(self) -> None:
         if not hasattr(self, "queue"):
             return
         named = {k.session for k in self.known if k.where not in ("gone", "dead", "dead-locked")}
-        stated = {name for number, name in self.books.states if number == 0}
+        stated = {name for number, name in self.effects.states if number == 0}
         assert self.queue.session_ids() == sorted(named | stated)  # type: ignore[type-var]
         assert self.queue.sessions is not None
         assert {s.id for s in self.queue.sessions} == named | stated | set(self.holders)

@@ -17,18 +17,18 @@ from pairbus.localbus.addresses import Address, parse_address
 from pairbus.localbus.amqp.dispatch import Dispatcher
 from pairbus.localbus.bus_errors import BusError
 from pairbus.localbus.entities.message import Draft, Message, read_message
-from pairbus.localbus.entities.payload import View
+from pairbus.localbus.entities.payload import MessageView
 from pairbus.localbus.entities.queues import Queue
-from pairbus.localbus.entities.sessions import GONE, Line, Session, SessionTable
+from pairbus.localbus.entities.sessions import REMOVED, ReadyList, Session, SessionTable
 from pairbus.localbus.settings import QueueSettings
 from tests.support import amqp_frames as amqp
-from tests.unit.localbus.test_queue_machine import Books, make
+from tests.unit.localbus.test_queue_machine import RecordedEffects, make
 
 
-def queue_of(**changes: Any) -> tuple[Queue, Books]:
-    books = Books()
+def queue_of(**changes: Any) -> tuple[Queue, RecordedEffects]:
+    effects = RecordedEffects()
     settings = QueueSettings("q", **{"lock_duration": timedelta(seconds=10), **changes})
-    return make(books, settings), books
+    return make(effects, settings), effects
 
 
 def put(queue: Queue, now: float, body: bytes = b"x", **facts: Any) -> Message:
@@ -46,7 +46,7 @@ def put(queue: Queue, now: float, body: bytes = b"x", **facts: Any) -> Message:
 @given(st.lists(st.sampled_from(("add", "pop", "back", "leave", "lock")), max_size=60), st.randoms())
 def test_a_line_is_in_order_whatever_comes_back(steps: list[str], rng: random.Random) -> None:
     """The head is the lowest number that waits, also when messages return, leave or are locked elsewhere."""
-    line, waiting, out, number = Line(), {}, [], 0
+    line, waiting, out, number = ReadyList(), {}, [], 0
     for step in steps:
         if step == "add":
             number += 1
@@ -62,26 +62,26 @@ def test_a_line_is_in_order_whatever_comes_back(steps: list[str], rng: random.Ra
             waiting[back.sequence] = back
             line.put_back(back)
         elif step == "leave" and waiting:
-            waiting.pop(rng.choice(sorted(waiting))).state = GONE
-            line.left()
+            waiting.pop(rng.choice(sorted(waiting))).state = REMOVED
+            line.note_removal()
         elif step == "lock" and waiting:
             waiting.pop(rng.choice(sorted(waiting))).lock = object()
-            line.left()
+            line.note_removal()
         assert (line.head() is None) == (not waiting)
 
 
 def test_a_line_does_not_keep_what_has_left() -> None:
     """A hundred thousand messages that expire behind one that stays: the line forgets them."""
-    line = Line()
+    line = ReadyList()
     first = Message(0, 0, 0.0, Draft(b"", 0))
     line.add(first)
     for number in range(1, 100_001):
         message = Message(number, number, 0.0, Draft(b"", 0))
         line.add(message)
-        message.state = GONE
-        line.left()
+        message.state = REMOVED
+        line.note_removal()
     assert line.head() is first
-    assert len(line._fresh) < 5_000
+    assert len(line) < 5_000
 
 
 # --- sessions -------------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_free_sessions_are_given_in_the_order_they_came() -> None:
     for name in "abc":
         session = table.open(name)
         session.messages[1] = Message(1, 1, 0.0, Draft(b"", 0))
-        session.line.add(session.messages[1])
+        session.ready.add(session.messages[1])
         assert table.offer(session)
     first = table.next_free()
     assert first is not None
@@ -102,7 +102,7 @@ def test_free_sessions_are_given_in_the_order_they_came() -> None:
     assert not table.offer(first), "it is held"
     second = table.get("b")
     assert second is not None
-    second.line.pop()
+    second.ready.pop()
     third = table.next_free()
     assert third is not None
     assert third.id == "c"
@@ -115,11 +115,11 @@ def test_a_sessions_lock_ends_once_at_its_latest_end() -> None:
     session.messages[1] = Message(1, 1, 0.0, Draft(b"", 0))
     table.lock(session, "me", 10.0)
     table.extend(session, 20.0)
-    assert list(table.ended(15.0)) == []
-    assert table.next_end() <= 20.0
-    assert [s.id for s in table.ended(20.0)] == ["a"]
+    assert list(table.expired(15.0)) == []
+    assert table.next_expiry() <= 20.0
+    assert [s.id for s in table.expired(20.0)] == ["a"]
     table.unlock(session)
-    assert list(table.ended(100.0)) == []
+    assert list(table.expired(100.0)) == []
 
 
 def test_a_session_without_anything_is_forgotten() -> None:
@@ -131,7 +131,7 @@ def test_a_session_without_anything_is_forgotten() -> None:
     assert table.get("a") is None
     kept = table.open("b")
     kept.state = b"state"
-    table.forget_if_idle(kept)
+    table.remove_if_idle(kept)
     assert table.get("b") is kept
 
 
@@ -317,7 +317,7 @@ def test_who_waits_for_a_session_is_told_when_time_is_over() -> None:
 
 def test_a_deferral_is_a_delivery_that_counts() -> None:
     """Deferred for the last time that a message may be delivered, it is a dead letter and says why."""
-    queue, books = queue_of(max_delivery_count=2)
+    queue, effects = queue_of(max_delivery_count=2)
     put(queue, 0.0)
     put(queue, 0.0)
     for _ in range(2):
@@ -332,7 +332,7 @@ def test_a_deferral_is_a_delivery_that_counts() -> None:
     assert len(queue.messages) == 0
     for dead in queue.dead_letters.messages.values():
         assert dead.delivery_count == 2
-        assert View(books.payloads([dead])[0]).user["DeadLetterReason"] == "MaxDeliveryCountExceeded"
+        assert MessageView(effects.payloads([dead])[0]).user["DeadLetterReason"] == "MaxDeliveryCountExceeded"
 
 
 # --- duplicates, lives, schedules ---------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def test_a_deferral_is_a_delivery_that_counts() -> None:
 
 def test_a_message_id_counts_as_seen_for_the_window_and_no_longer() -> None:
     """Within it the second is dropped, from whatever type the id is; at its end the id is new again."""
-    queue, books = queue_of(
+    queue, effects = queue_of(
         requires_duplicate_detection=True, duplicate_detection_history_time_window=timedelta(seconds=60)
     )
     put(queue, 0.0, message_id="a")
@@ -351,7 +351,7 @@ def test_a_message_id_counts_as_seen_for_the_window_and_no_longer() -> None:
     assert queue.enqueue(Draft(b"", 1, message_id="b"), 119.8) is None
     put(queue, 119.9, message_id="b")
     assert len(queue.messages) == 4
-    assert [(id, at) for _, id, at in books.history] == [("a", 0.0), ("b", 59.9), ("a", 60.0), ("b", 119.9)]
+    assert [(id, at) for _, id, at in effects.history] == [("a", 0.0), ("b", 59.9), ("a", 60.0), ("b", 119.9)]
 
 
 def test_the_duplicate_history_does_not_grow_beyond_its_window() -> None:
@@ -361,13 +361,13 @@ def test_the_duplicate_history_does_not_grow_beyond_its_window() -> None:
     )
     for number in range(2_000):
         put(queue, float(number), message_id=f"{number}")
-    assert len(queue._history) <= 11
+    assert len(queue.history) <= 11
 
 
 def test_a_locked_message_outlives_its_life_until_its_lock_ends() -> None:
     """Under its lock it can be completed after its time; given back after its time, it has expired."""
     for bury in (True, False):
-        queue, books = queue_of(dead_lettering_on_message_expiration=bury)
+        queue, effects = queue_of(dead_lettering_on_message_expiration=bury)
         put(queue, 0.0, time_to_live=5.0)
         put(queue, 0.0, time_to_live=5.0)
         first, second = queue.acquire(1.0, 2)
@@ -379,7 +379,7 @@ def test_a_locked_message_outlives_its_life_until_its_lock_ends() -> None:
         assert queue.dead_letters is not None
         assert len(queue.dead_letters.messages) == bury
         for dead in queue.dead_letters.messages.values():
-            assert View(books.payloads([dead])[0]).user["DeadLetterReason"] == "TTLExpiredException"
+            assert MessageView(effects.payloads([dead])[0]).user["DeadLetterReason"] == "TTLExpiredException"
 
 
 def test_what_has_expired_is_not_handed_out_even_if_nobody_looked() -> None:
@@ -393,11 +393,11 @@ def test_what_has_expired_is_not_handed_out_even_if_nobody_looked() -> None:
 
 def test_a_scheduled_message_joins_the_end_under_a_new_number() -> None:
     """Its first number finds it until then (and cancels it); its life begins when it is enqueued."""
-    queue, books = queue_of()
+    queue, effects = queue_of()
     scheduled = put(queue, 0.0, scheduled_at=10.0, time_to_live=5.0)
     put(queue, 1.0)
     assert [m.sequence for m in queue.acquire(2.0, 5)] == [2]
-    assert books.wishes[0] <= 10.0
+    assert effects.advance_at[0] <= 10.0
     queue.advance(10.0)
     (active,) = queue.acquire(10.0, 5)
     assert active.sequence == 3
@@ -452,7 +452,7 @@ def test_taking_stops_at_the_bytes_that_were_allowed() -> None:
 
 def test_the_delivery_count_that_is_one_too_many_buries() -> None:
     """After the last allowed delivery the message is dead-lettered with the service's reason; its count stays."""
-    queue, books = queue_of(max_delivery_count=3)
+    queue, effects = queue_of(max_delivery_count=3)
     put(queue, 0.0)
     for count in range(3):
         (message,) = queue.acquire(float(count), 1)
@@ -462,7 +462,7 @@ def test_the_delivery_count_that_is_one_too_many_buries() -> None:
     assert queue.dead_letters is not None
     (dead,) = queue.dead_letters.messages.values()
     assert dead.delivery_count == 3
-    assert View(books.payloads([dead])[0]).user["DeadLetterReason"] == "MaxDeliveryCountExceeded"
+    assert MessageView(effects.payloads([dead])[0]).user["DeadLetterReason"] == "MaxDeliveryCountExceeded"
 
 
 # --- addresses -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pairbus.localbus.amqp.operations import Operations
 from pairbus.localbus.amqp.requests import Request
 from pairbus.localbus.broker.broker import Broker
 from pairbus.localbus.entities.message import SCHEDULED, Draft, read_message
-from pairbus.localbus.entities.payload import View
+from pairbus.localbus.entities.payload import MessageView
 from pairbus.localbus.entities.queues import Queue
 from pairbus.localbus.settings import QueueSettings, RuleSettings, SqlExpression, TopicSettings, TrueFilter
 
@@ -39,7 +39,7 @@ def subscribed(action: str, parameters: dict[str, Any] | None = None) -> tuple[B
 
 def properties(broker: Broker, queue: Queue) -> dict[str, Any]:
     (message,) = queue.messages.values()
-    return dict(View(broker.payloads([message])[0]).user)
+    return dict(MessageView(broker.payloads([message])[0]).user)
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,9 @@ def attach(connection: AmqpConnection, link: Any) -> LinkHandler | None:
     address = locate(text, connection.server.broker)
     if address.entity.lower() == "$management":  # Event Hubs has one node for all hubs: each request names its hub
         return _attach_node(connection, link, incoming, "$management")
-    path = address.place
+    path = address.full_path
     faults = connection.server.faults
-    if faults.is_silent(path):
+    if faults.is_black_hole(path):
         connection.unanswered_links[link] = path
         return None
     right = None if address.management else SEND if incoming else LISTEN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from pairbus.localbus.faults.latency_pipe import Way
+from pairbus.localbus.faults.latency_pipe import LatencyPipe
 
 from .fairness import PIECE_BYTES, SHARE_SECONDS, yield_to_others
 
@@ -35,7 +35,7 @@ class ClientSocket:
         self._connection = connection
         self._server = connection.server
         self._transport: asyncio.Transport | None = None
-        self._inbound_delay, self._outbound_delay = Way(self._server.loop), Way(self._server.loop)
+        self._inbound_delay, self._outbound_delay = LatencyPipe(self._server.loop), LatencyPipe(self._server.loop)
         #: Received bytes that wait for the client's next share.
         self._unprocessed = b""
         self._transport_full = False
@@ -49,8 +49,8 @@ class ClientSocket:
 
     def lost(self) -> None:
         """Release everything: the socket is closed."""
-        self._inbound_delay.lose()
-        self._outbound_delay.lose()
+        self._inbound_delay.discard()
+        self._outbound_delay.discard()
         if self._linger is not None:
             self._linger.cancel()
 
@@ -63,13 +63,13 @@ class ClientSocket:
 
     def receive(self, data: bytes) -> None:
         """Process received bytes, after the latency of a fault if there is one."""
-        self._inbound_delay.go(self._server.faults.distance, len(data), lambda: self._arrive(data))
+        self._inbound_delay.send(self._server.faults.connection_latency, len(data), lambda: self._arrive(data))
         if self._inbound_delay.size > _MAX_DELAYED_INPUT_BYTES:
             self._update_reading()
 
     def process_rest(self) -> None:
         """Process everything received, without waiting for latency or a share: no more will come."""
-        self._inbound_delay.hurry()
+        self._inbound_delay.flush()
         data, self._unprocessed = self._unprocessed, b""
         if data and not self._connection.closing:
             self._connection.process(data)
@@ -120,11 +120,11 @@ class ClientSocket:
 
     def write(self, data: bytes) -> None:
         """Write bytes, after the latency of a fault if there is one."""
-        distance = self._server.faults.distance
-        if not distance and not self._outbound_delay.size:
+        latency = self._server.faults.connection_latency
+        if not latency and not self._outbound_delay.size:
             self._put(data)
             return
-        self._outbound_delay.go(distance, len(data), lambda: self._put(data))
+        self._outbound_delay.send(latency, len(data), lambda: self._put(data))
         if self._outbound_delay.size > _MAX_OUTPUT_BYTES:
             self._set_unwritable()
 
@@ -160,7 +160,7 @@ class ClientSocket:
         Only the output is closed where the transport allows it: closing the socket while the client still writes would
         reset it, and the client would lose the last bytes.
         """
-        self._outbound_delay.go(self._server.faults.distance, 0, self._write_eof)
+        self._outbound_delay.send(self._server.faults.connection_latency, 0, self._write_eof)
 
     def _write_eof(self) -> None:
         transport = self._transport

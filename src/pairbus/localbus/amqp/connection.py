@@ -93,7 +93,7 @@ class AmqpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self.alive or self._closing:
             return
-        if self.server.faults.is_silent(""):
+        if self.server.faults.is_black_hole(""):
             self._bytes_lost = True
             return
         self._socket.receive(data)
@@ -173,7 +173,7 @@ class AmqpConnection(asyncio.Protocol):
             return
         self._handle_events()
         raw = self._engine.output()
-        if raw and self.server.faults.is_silent(""):
+        if raw and self.server.faults.is_black_hole(""):
             self._bytes_lost = True
         elif raw:
             try:
@@ -197,7 +197,7 @@ class AmqpConnection(asyncio.Protocol):
             self._closing_ticks += 1
             if self._closing_ticks > _CLOSING_TICKS:
                 self.drop()
-        elif not self._opened and not self.server.faults.is_silent(""):
+        elif not self._opened and not self.server.faults.is_black_hole(""):
             self._opening_ticks += 1
             if self._opening_ticks > _OPENING_TICKS:
                 self.drop()
@@ -231,16 +231,16 @@ class AmqpConnection(asyncio.Protocol):
     def recover(self) -> None:
         """Continue after a fault has ended; links on which a request or attach was swallowed are detached."""
         faults = self.server.faults
-        if self._bytes_lost and not faults.is_silent(""):
+        if self._bytes_lost and not faults.is_black_hole(""):
             self.drop()
             return
         error = BusError(bus_errors.DETACH_FORCED, "The link is closed: it was in a black hole (a fault of localbus).")
-        for link in [each for each, path in self.unanswered_links.items() if not faults.is_silent(path)]:
+        for link in [each for each, path in self.unanswered_links.items() if not faults.is_black_hole(path)]:
             del self.unanswered_links[link]
             refuse_attach(link, error)
             self.wants_output()
         for handler in self.handlers():
-            if handler.swallowed and not faults.is_silent(handler.path):
+            if handler.swallowed and not faults.is_black_hole(handler.path):
                 handler.detach(error)
             else:
                 handler.on_flow()

@@ -50,7 +50,7 @@ class Consumer(OutgoingLink):
         self._delayed_count = 0
         self._owner = object() if session is None else session.owner
         server = connection.server
-        server.broker.attach(queue)
+        server.broker.usage.attach(queue)
         server.dispatcher.add(self)
 
     def on_flow(self) -> None:
@@ -59,7 +59,7 @@ class Consumer(OutgoingLink):
     def on_closed(self) -> None:
         server = self.connection.server
         server.dispatcher.remove(self)
-        server.broker.detach(self.queue)
+        server.broker.usage.detach(self.queue)
         if self.session is not None:
             self.queue.release_session(self.session, self._owner, server.now())
         # Messages that were not settled stay locked until their locks expire: a lock outlives its link.
@@ -85,7 +85,7 @@ class Consumer(OutgoingLink):
             return False
         latency = 0.0
         if server.faults.active:
-            if server.faults.is_silent(self.path):
+            if server.faults.is_black_hole(self.path):
                 return False
             latency = server.faults.latency(self.path)
         if self.buffered_bytes() > MAX_BUFFERED_BYTES:
@@ -181,9 +181,9 @@ class Consumer(OutgoingLink):
             error = refused
         except AmqpDecodeError as invalid:
             error = BusError(bus_errors.DECODE_ERROR, f"The outcome cannot be read: {invalid}.")
-        if fault is not None and fault.silent:
+        if fault is not None and fault.no_reply:
             return
-        delay = 0.0 if fault is None else fault.latency + fault.late
+        delay = 0.0 if fault is None else fault.latency + fault.reply_delay
 
         def confirm() -> None:
             if self.connection.alive and self.open:

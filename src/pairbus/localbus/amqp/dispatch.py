@@ -130,7 +130,7 @@ class Dispatcher:
     def _candidates(self, queue: Queue, found: _Receivers) -> Iterator[Consumer]:
         """Yield the receivers that may take messages; each is served before the next is chosen."""
         if queue.sessions is not None:
-            for session in queue.sessions.take_stirred():
+            for session in queue.sessions.take_updated():
                 if session in found.session_holders:
                     yield found.session_holders[session]
             return

@@ -67,7 +67,7 @@ class HubConsumer(OutgoingLink):
         """Send the events after the position, as far as credit allows."""
         if not (self.connection.alive and self.open and self.connection.writable):
             return
-        if self.connection.server.faults.is_silent(self.path):
+        if self.connection.server.faults.is_black_hole(self.path):
             return
         while self.credit() > 0 and self.position < len(self.partition.events):
             if self.buffered_bytes() > MAX_BUFFERED_BYTES:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pairbus.localbus.broker.broker import size_exceeded
-from pairbus.localbus.bus_errors import BusError
+from pairbus.localbus.bus_errors import BusError, size_exceeded
 
 from . import engine
 from .engine import lib

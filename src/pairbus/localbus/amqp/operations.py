@@ -71,7 +71,7 @@ class Operations:
                     f"The operation '{request.operation}' is not known; known are: {', '.join(self._operations)}.",
                 )
             )
-        self._broker.touch(target)
+        self._broker.usage.touch(target)
         try:
             return found[1](target, request)
         except BusError as error:

@@ -44,12 +44,12 @@ class Producer(IncomingLink):
         self.partition = partition
         self.queue = target if isinstance(target, Queue) else target.inbox if isinstance(target, Topic) else None
         if self.queue is not None:
-            connection.server.broker.attach(self.queue)
+            connection.server.broker.usage.attach(self.queue)
 
     def on_closed(self) -> None:
         super().on_closed()
         if self.queue is not None:
-            self.connection.server.broker.detach(self.queue)
+            self.connection.server.broker.usage.detach(self.queue)
 
     def on_message(self, delivery: Any, raw: bytes, message_format: int) -> None:
         server = self.connection.server
@@ -62,12 +62,12 @@ class Producer(IncomingLink):
                 server.later(self, fault.latency, lambda: self.settle_if_open(delivery, fault.error))
                 return
             if fault.latency:
-                enqueue = lambda: self._enqueue(delivery, raw, message_format, fault.latency, fault.silent)  # noqa: E731
+                enqueue = lambda: self._enqueue(delivery, raw, message_format, fault.latency, fault.no_reply)  # noqa: E731
                 server.later(self, fault.latency, enqueue)
                 return
-        self._enqueue(delivery, raw, message_format, 0.0, fault is not None and fault.silent)
+        self._enqueue(delivery, raw, message_format, 0.0, fault is not None and fault.no_reply)
 
-    def _enqueue(self, delivery: Any, raw: bytes, message_format: int, latency: float, silent: bool) -> None:
+    def _enqueue(self, delivery: Any, raw: bytes, message_format: int, latency: float, no_reply: bool) -> None:
         """Give a message, or a batch of them, to the broker; settle the delivery after the commit."""
         server = self.connection.server
         error: BusError | None = None
@@ -82,7 +82,7 @@ class Producer(IncomingLink):
             error = BusError(bus_errors.DECODE_ERROR, f"The message cannot be read: {invalid}.")
         except BusError as refused:
             error = refused
-        if silent:
+        if no_reply:
             return
         if latency:
             later = lambda: server.later(self, latency, lambda: self.settle_if_open(delivery, error))  # noqa: E731

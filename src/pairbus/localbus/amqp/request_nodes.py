@@ -10,8 +10,7 @@ from pairbus.domain.amqp.codec import AmqpDecodeError
 from pairbus.localbus import bus_errors
 from pairbus.localbus.addresses import Address, locate
 from pairbus.localbus.auth import bad_token
-from pairbus.localbus.broker.broker import size_exceeded
-from pairbus.localbus.bus_errors import BusError
+from pairbus.localbus.bus_errors import BusError, size_exceeded
 from pairbus.localbus.entities.hubs import Hub
 from pairbus.localbus.entities.queues import Queue
 from pairbus.localbus.entities.topics import Topic
@@ -109,9 +108,9 @@ class RequestLink(IncomingLink):
         """Carry out a request, and send the reply after the commit."""
         server = self.connection.server
         reply = write_reply(request, respond(request, fault.error))
-        if fault.silent:
+        if fault.no_reply:
             return
-        delay = fault.latency + fault.late
+        delay = fault.latency + fault.reply_delay
         connection = self.connection
         connection.request_throttle.pending_bytes += len(reply)
 
@@ -144,7 +143,7 @@ class CbsLink(RequestLink):
     """Requests to `$cbs`: tokens. Faults neither refuse nor count them; only a black hole for all swallows them."""
 
     def fault(self, request: Request) -> Decision:
-        return Decision(swallow=self.connection.server.faults.is_silent(self.path))
+        return Decision(swallow=self.connection.server.faults.is_black_hole(self.path))
 
     def respond(self, request: Request, fault: BusError | None) -> Reply:
         connection = self.connection

@@ -70,7 +70,7 @@ class SessionWaiter:
         server = self._connection.server
         if self._cancelled or not self._connection.alive:
             return True
-        if server.faults.is_silent(self._path):
+        if server.faults.is_black_hole(self._path):
             return False
         try:
             server.broker.check_receive(self.queue)
@@ -115,7 +115,7 @@ class SessionWaiter:
         if self._cancelled or not self._connection.alive:
             return
         self._cancelled = True
-        if self._connection.server.faults.is_silent(self._path):
+        if self._connection.server.faults.is_black_hole(self._path):
             self._connection.unanswered_links[self._link] = self._path
         else:
             refuse_attach(self._link, error)

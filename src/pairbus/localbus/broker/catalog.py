@@ -1,12 +1,12 @@
-"""The entities of a namespace: created, found whatever the case of their names, updated, deleted, kept."""
+"""The entities of a namespace: create, find (in any case of their names), update, delete and persist them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from pairbus.localbus import bus_errors as conditions
-from pairbus.localbus.addresses import Address, Place
+from pairbus.localbus import bus_errors
+from pairbus.localbus.addresses import Address, EntityPath
 from pairbus.localbus.bus_errors import BusError, disabled, not_found
 from pairbus.localbus.entities.effects import Effects
 from pairbus.localbus.entities.hubs import Hub
@@ -26,13 +26,16 @@ from .store import EntityRow, Store
 
 #: An entity with its sub-queues takes this many ids: itself, dead letters, transfer dead letters, one spare.
 IDS_PER_ENTITY = 4
-#: The statuses in which messages stay where they are.
+#: The statuses in which an entity does not deliver.
 _NOT_RECEIVED_FROM = ("Disabled", "ReceiveDisabled")
 _IMMUTABLE = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
 
 
 class Catalog:
-    """All entities, by lower-case path. `on_delete` is told of every queue that goes, `on_change` of new settings."""
+    """All entities by lower-case path.
+
+    `on_delete` is called for each deleted queue or hub, `on_change` for each queue with new settings.
+    """
 
     def __init__(
         self,
@@ -51,7 +54,7 @@ class Catalog:
         self._topics: dict[str, Topic] = {}
         self._hubs: dict[str, Hub] = {}
         self._next_id = IDS_PER_ENTITY
-        #: The topic whose inbox has this id.
+        #: Inbox id -> its topic.
         self.topic_of_inbox: dict[int, Topic] = {}
         self.by_id: dict[int, Queue] = {}
 
@@ -80,7 +83,10 @@ class Catalog:
         return None if found is None else found.subscriptions.get(name.lower())
 
     def find(self, address: Address) -> Queue | Topic | Hub:
-        """What an address means; a queue stands for a subscription and for sub-queues too."""
+        """Return the entity of an address: the queue, for a subscription or a sub-queue too.
+
+        Raises `BusError` if there is none.
+        """
         queue: Queue | None
         if address.is_part_of_hub:
             hub = self.hub(address.entity)
@@ -103,11 +109,11 @@ class Catalog:
         return queue
 
     def parent(self, queue: Queue) -> Queue:
-        """The queue or subscription itself, also for one of its sub-queues."""
+        """Return the queue or subscription that a sub-queue belongs to, or the queue itself."""
         return self.by_id.get(queue.id - queue.id % IDS_PER_ENTITY, queue)
 
     def check_enabled(self, queue: Queue, doing: str) -> None:
-        """Refuse what takes messages out of a queue whose status does not allow it."""
+        """Raise `BusError` if the entity's status does not allow messages to be taken out (`doing`)."""
         parent = self.parent(queue)
         if parent.settings.status in _NOT_RECEIVED_FROM:
             raise disabled(parent.path, f"{doing} '{queue.path}'")
@@ -115,7 +121,7 @@ class Catalog:
     # --- queues --------------------------------------------------------------------------------------
 
     def create_queue(self, settings: QueueSettings) -> Queue:
-        self._must_be_free(settings.name)
+        self._check_name_is_free(settings.name)
         self._check_forwards(settings, settings.name)
         queue = self._build(self._take_ids(), settings.name, settings)
         self._queues[settings.name.lower()] = queue
@@ -142,7 +148,7 @@ class Catalog:
     # --- topics --------------------------------------------------------------------------------------
 
     def create_topic(self, settings: TopicSettings) -> Topic:
-        self._must_be_free(settings.name)
+        self._check_name_is_free(settings.name)
         now = self._clock()
         inbox = self._build(self._take_ids(), settings.name, inbox_settings(settings))
         topic = Topic(settings, inbox, now)
@@ -227,7 +233,7 @@ class Catalog:
     # --- hubs ----------------------------------------------------------------------------------------
 
     def create_hub(self, settings: HubSettings) -> Hub:
-        self._must_be_free(settings.name)
+        self._check_name_is_free(settings.name)
         now = self._clock()
         hub = Hub(self._take_ids(), settings, now)
         self._hubs[settings.name.lower()] = hub
@@ -241,10 +247,10 @@ class Catalog:
         self._store.delete_entity(hub.id, ())
         self._on_delete(hub)
 
-    # --- keeping -------------------------------------------------------------------------------------
+    # --- persistence ---------------------------------------------------------------------------------
 
     def restore(self, row: EntityRow) -> None:
-        """Bring an entity back from the store; its messages follow."""
+        """Recreate an entity from the store; its messages are inserted later."""
         self._next_id = max(self._next_id, row.id + IDS_PER_ENTITY)
         if row.kind == "queue":
             kept = load_settings(QueueSettings, row.settings)
@@ -285,18 +291,17 @@ class Catalog:
         return id
 
     def _build(self, id: int, path: str, settings: QueueSettings, row: EntityRow | None = None) -> Queue:
-        sub = _sub_queue_settings(settings, settings.forward_dead_lettered_messages_to)
-        dead = Queue(id + 1, path + DEAD_LETTER_SUFFIX, sub, self._effects)
-        stranded = Queue(
-            id + 2, f"{path}/$Transfer{DEAD_LETTER_SUFFIX}", _sub_queue_settings(settings, None), self._effects
-        )
+        forward = settings.forward_dead_lettered_messages_to
+        dead = Queue(id + 1, path + DEAD_LETTER_SUFFIX, _sub_queue_settings(settings, forward), self._effects)
+        transfer = _sub_queue_settings(settings, None)
+        transfer_dead = Queue(id + 2, f"{path}/$Transfer{DEAD_LETTER_SUFFIX}", transfer, self._effects)
         queue = Queue(id, path, settings, self._effects, dead_letters=dead)
-        queue.transfer_dead_letters = stranded
+        queue.transfer_dead_letters = transfer_dead
         now = self._clock()
         queue.created_at = now if row is None else row.created
         queue.updated_at = now if row is None else row.updated
         queue.accessed_at = now
-        for each in (queue, dead, stranded):
+        for each in (queue, dead, transfer_dead):
             self.by_id[each.id] = each
         return queue
 
@@ -320,12 +325,12 @@ class Catalog:
                 self._on_delete(each)
         self._store.delete_entity(queue.id, (queue.id, queue.id + 1, queue.id + 2))
 
-    # --- rules for all -------------------------------------------------------------------------------
+    # --- checks --------------------------------------------------------------------------------------
 
-    def _must_be_free(self, path: str) -> None:
-        if Place.of(path) != Place(path):
+    def _check_name_is_free(self, path: str) -> None:
+        if EntityPath.of(path) != EntityPath(path):
             raise BusError(
-                conditions.INVALID_FIELD,
+                bus_errors.INVALID_FIELD,
                 f"'{path}' is how something of a topic's subscriptions is named: no queue, topic or event hub can be.",
             )
         key = path.lower()
@@ -333,10 +338,13 @@ class Catalog:
             raise _exists(path)
 
     def _check_forwards(self, settings: QueueSettings, path: str) -> None:
-        """A destination must exist first; what has sessions forwards only where it is partitioned, as on Azure."""
+        """Raise `BusError` if a forwarding destination does not exist, or a queue with sessions cannot forward.
+
+        As on Azure, a queue with sessions can forward only if it is partitioned.
+        """
         if settings.requires_session and settings.forward_to is not None and not settings.enable_partitioning:
             raise BusError(
-                conditions.INVALID_FIELD,
+                bus_errors.INVALID_FIELD,
                 f"SubCode=40000. Bad Request. '{path}' requires sessions, so it cannot forward to "
                 f"'{settings.forward_to}': let it have no sessions (its destination may have them).",
             )
@@ -345,7 +353,7 @@ class Catalog:
                 continue
             if self.queue(target) is None and self.topic(target) is None:
                 raise BusError(
-                    conditions.INVALID_FIELD,
+                    bus_errors.INVALID_FIELD,
                     f"The forwarding destination '{target}' of '{path}' does not exist in this namespace.",
                 )
 
@@ -364,7 +372,7 @@ class Catalog:
 
 
 def _sub_queue_settings(settings: QueueSettings, forward: str | None) -> QueueSettings:
-    """A dead-letter queue: the lock time of its parent, no life time, no sessions, nowhere to give up to."""
+    """Return the settings of a sub-queue: its parent's lock duration and size limit, no expiry, no sessions."""
     return QueueSettings(
         settings.name,
         lock_duration=settings.lock_duration,
@@ -376,7 +384,7 @@ def _sub_queue_settings(settings: QueueSettings, forward: str | None) -> QueueSe
 
 def _exists(path: str) -> BusError:
     return BusError(
-        conditions.ENTITY_EXISTS,
+        bus_errors.ENTITY_EXISTS,
         f"The messaging entity '{path}' already exists.",
     )
 
@@ -385,7 +393,7 @@ def _check_fixed(old: Any, new: Any) -> None:
     for name in _IMMUTABLE:
         if getattr(old, name, None) != getattr(new, name, None):
             raise BusError(
-                conditions.INVALID_FIELD,
+                bus_errors.INVALID_FIELD,
                 f"SubCode=40000. The property '{name}' of '{old.name}' cannot be changed after creation: "
                 f"it is {getattr(old, name)}.",
             )

@@ -1,4 +1,4 @@
-"""Settings as JSON text, for the store; what JSON has no type for keeps its own."""
+"""Settings as JSON text for the store; values of types that JSON lacks are tagged with their type."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ _FILTERS: dict[str, type] = {
 
 
 def dump_settings(settings: Any) -> str:
-    """Any settings object as text."""
+    """Return a settings object as JSON text."""
     return json.dumps(_plain(settings))
 
 
 def load_settings(kind: type[_SETTINGS], text: str) -> _SETTINGS:
-    """The settings object back; a field that this version does not know is passed over."""
+    """Return the settings object of a JSON text; fields that this version does not know are skipped."""
     return _build(kind, json.loads(text))
 
 
 def dump_subscription(topic: str, settings: QueueSettings, rules: Sequence[tuple[RuleSettings, float]]) -> str:
-    """A subscription with its topic's name and its rules, each with the time it was made."""
+    """Return a subscription as JSON text: topic, settings, and rules with their creation times."""
     kept = [{"rule": _plain_rule(rule), "created": created} for rule, created in rules]
     return json.dumps({"topic": topic, "settings": _plain(settings), "rules": kept})
 
 
 def load_subscription(text: str) -> tuple[str, QueueSettings, list[tuple[RuleSettings, float]]]:
-    """What `dump_subscription` wrote."""
+    """Return the topic, settings and rules that `dump_subscription` has written."""
     data = json.loads(text)
     rules = [(_build_rule(each["rule"]), float(each["created"])) for each in data["rules"]]
     return data["topic"], _build(QueueSettings, data["settings"]), rules

@@ -1,8 +1,8 @@
-"""Where messages and entities are kept: nowhere but in memory, or in SQLite, so that a kill loses nothing.
+"""The stores of messages and entities: memory only, or a SQLite file that survives a kill.
 
-Changes are collected during one turn of the event loop and written in one transaction by `commit`; what waits
-for them to be durable waits for that. Payloads beyond a fixed budget live only on disk and are read back when
-they are delivered, so that memory does not grow with the size of what is queued.
+Changes are collected during one turn of the event loop and written in one transaction by `commit`; the server answers
+and delivers after it. Payloads beyond a fixed budget are only on disk and are read back when they are delivered, so
+that memory does not grow with the size of the queues.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SCHEMA_VERSION = 2
 
 
 class EntityRow(NamedTuple):
-    """An entity as it is kept: `settings` is JSON, see `settings_json`."""
+    """A row of the entities table: `settings` is JSON text, see `settings_json`."""
 
     id: int
     kind: str
@@ -46,19 +46,19 @@ class EntityRow(NamedTuple):
 
 
 class StoreError(Exception):
-    """The store cannot be used; the text says why and what would help."""
+    """A store cannot be used; the text says why, and what to do."""
 
 
 class Store(Protocol):
-    """What the broker asks of a store."""
+    """The port that the broker persists its changes through."""
 
     def put(self, queue: int, next_sequence: int, message: Message) -> None: ...
     def set_next_sequence(self, queue: int, next_sequence: int) -> None: ...
-    def restate(self, message: Message, delivery_count: int) -> None: ...
+    def set_state(self, message: Message, delivery_count: int) -> None: ...
     def delete(self, message: Message) -> None: ...
     def set_session(self, queue: int, session: str, state: bytes | None) -> None: ...
-    def remember(self, queue: int, message_id: str, at: float) -> None: ...
-    def forget_before(self, queue: int, at: float) -> None: ...
+    def add_to_history(self, queue: int, message_id: str, at: float) -> None: ...
+    def prune_history(self, queue: int, at: float) -> None: ...
     def put_entity(self, row: EntityRow) -> None: ...
     def delete_entity(self, id: int, queues: Iterable[int]) -> None: ...
     def put_event(self, hub: int, partition: str, event: Event) -> None: ...
@@ -68,15 +68,15 @@ class Store(Protocol):
 
 
 class MemoryStore:
-    """Keeps nothing beyond the objects themselves."""
+    """A store that writes nothing: the broker's objects in memory are the only copy."""
 
     def put(self, queue: int, next_sequence: int, message: Message) -> None: ...
     def set_next_sequence(self, queue: int, next_sequence: int) -> None: ...
-    def restate(self, message: Message, delivery_count: int) -> None: ...
+    def set_state(self, message: Message, delivery_count: int) -> None: ...
     def delete(self, message: Message) -> None: ...
     def set_session(self, queue: int, session: str, state: bytes | None) -> None: ...
-    def remember(self, queue: int, message_id: str, at: float) -> None: ...
-    def forget_before(self, queue: int, at: float) -> None: ...
+    def add_to_history(self, queue: int, message_id: str, at: float) -> None: ...
+    def prune_history(self, queue: int, at: float) -> None: ...
     def put_entity(self, row: EntityRow) -> None: ...
     def delete_entity(self, id: int, queues: Iterable[int]) -> None: ...
     def put_event(self, hub: int, partition: str, event: Event) -> None: ...
@@ -88,19 +88,19 @@ class MemoryStore:
 
 
 class SqliteStore:
-    """One SQLite file in WAL mode, held exclusively by this process."""
+    """A SQLite file in WAL mode, locked by this process."""
 
     def __init__(self, path: Path, *, cache_bytes: int = CACHE_BYTES) -> None:
         self._db = _connect(path)
         try:
-            # Messages are about a kilobyte: larger pages hold them with less to spare (measured: 25 % less CPU).
+            # Messages have about a kilobyte: larger pages waste less space on them (measured: 25 % less CPU).
             self._db.execute("PRAGMA page_size=8192")
-            # Pages that were read for a delivery are still there when it is settled.
+            # Large enough that pages read for a delivery are still cached when it is settled.
             self._db.execute("PRAGMA cache_size=-16000")
             self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode=WAL")
-            # A commit is in the file before it is answered, so that it outlives this process; only the
-            # machine's own crash could take back the last moments.
+            # A commit is in the file when it returns, so it survives a kill of this process; a crash of the machine
+            # can lose the last commits.
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.execute("PRAGMA wal_autocheckpoint=1000")
             # All tables and the line that says whose they are, or nothing.
@@ -136,7 +136,7 @@ class SqliteStore:
                 f"{SCHEMA_VERSION}); name another file"
             )
 
-    # --- collecting ----------------------------------------------------------------------------------
+    # --- collecting changes --------------------------------------------------------------------------
 
     def put(self, queue: int, next_sequence: int, message: Message) -> None:
         self._new[message.id] = (queue, message)
@@ -145,7 +145,7 @@ class SqliteStore:
     def set_next_sequence(self, queue: int, next_sequence: int) -> None:
         self._sequences[queue] = next_sequence
 
-    def restate(self, message: Message, delivery_count: int) -> None:
+    def set_state(self, message: Message, delivery_count: int) -> None:
         self._states[message.id] = (message.state, delivery_count)
 
     def delete(self, message: Message) -> None:
@@ -155,7 +155,7 @@ class SqliteStore:
         if size is not None:
             self._cached_bytes -= size
         self._new.pop(id, None)
-        if id <= self._highest:  # else it never came to be written
+        if id <= self._highest:  # a higher id was never written
             self._deleted.append((id,))
 
     def set_session(self, queue: int, session: str, state: bytes | None) -> None:
@@ -164,11 +164,11 @@ class SqliteStore:
         else:
             self._other.append(("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?)", (queue, session, state)))
 
-    def remember(self, queue: int, message_id: str, at: float) -> None:
+    def add_to_history(self, queue: int, message_id: str, at: float) -> None:
         self._other.append(("INSERT OR REPLACE INTO history VALUES (?, ?, ?)", (queue, message_id, at)))
 
-    def forget_before(self, queue: int, at: float) -> None:
-        """Drop what the duplicate history no longer needs."""
+    def prune_history(self, queue: int, at: float) -> None:
+        """Delete the ids of the duplicate history that were recorded before a time."""
         self._other.append(("DELETE FROM history WHERE queue = ? AND at < ?", (queue, at)))
 
     def put_entity(self, row: EntityRow) -> None:
@@ -189,17 +189,20 @@ class SqliteStore:
     # --- writing -------------------------------------------------------------------------------------
 
     def commit(self) -> None:
-        """Make everything collected durable, in one transaction; if that fails, nothing of it is, for good."""
+        """Write all collected changes in one transaction.
+
+        If that fails, none is written, now or later: further calls raise `StoreError`.
+        """
         if not (self._new or self._states or self._deleted or self._other or self._sequences):
             return
         if self._failed:
-            raise StoreError("the store has failed before; nothing more is written to it")
+            raise StoreError("an earlier write to the store failed; nothing more is written to it")
         try:
             self._write()
         except BaseException:
             self._failed = True
             raise
-        self._keep_or_drop()
+        self._trim_cache()
         self._highest = max(self._highest, max(self._new, default=0))
         self._new, self._states, self._deleted, self._other = {}, {}, [], []
         self._sequences = {}
@@ -231,8 +234,8 @@ class SqliteStore:
                 m.delivery_count, m.payload,
             )  # fmt: skip
 
-    def _keep_or_drop(self) -> None:
-        """What was just written stays in memory only while the budget lasts."""
+    def _trim_cache(self) -> None:
+        """Keep the payloads just written in memory as far as the budget allows; drop the others."""
         for id, (_, message) in self._new.items():
             payload = message.payload
             if payload is None:
@@ -250,10 +253,10 @@ class SqliteStore:
         missing = [m.id for m in messages if m.payload is None]
         found: dict[int, bytes] = {}
         if len(missing) > 1 and missing[-1] - missing[0] == len(missing) - 1:
-            # Neighbours, as a queue read in order has them: one walk along the table instead of many descents.
+            # Consecutive ids, as a queue read in order has them: one range scan instead of many lookups.
             between = "SELECT id, payload FROM messages WHERE id BETWEEN ? AND ?"
             found.update(self._db.execute(between, (missing[0], missing[-1])))
-            missing = [id for id in missing if id not in found]  # dead letters need not be in order
+            missing = [id for id in missing if id not in found]  # dead letters need not be in order of their ids
         for start in range(0, len(missing), 500):
             ids = missing[start : start + 500]
             marks = ",".join("?" * len(ids))
@@ -267,7 +270,7 @@ class SqliteStore:
         return dict(self._db.execute("SELECT queue, next FROM sequences"))
 
     def messages(self) -> Iterator[tuple[int, Message]]:
-        """Every message with its queue, in the order of their numbers, without payloads."""
+        """Yield all messages with their queue ids, by queue and sequence number, without payloads."""
         rows = self._db.execute(
             "SELECT m.id, queue, sequence, enqueue_sequence, enqueued, expires, scheduled, life, session, size, "
             "source, hops, COALESCE(s.state, m.state), COALESCE(s.delivery_count, m.delivery_count) "
@@ -296,12 +299,12 @@ class SqliteStore:
             yield hub, partition, Event(*event)
 
     def about(self, key: str, default: str) -> str:
-        """A fact kept with the store; the first caller's word stands."""
+        """Return a value of the about table; store the default if there is none yet."""
         self._db.execute("INSERT OR IGNORE INTO about VALUES (?, ?)", (key, default))
         return str(self._db.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()[0])
 
     def close(self) -> None:
-        """Commit what was collected and let go of the file; nothing happens the second time."""
+        """Commit the collected changes and close the file; do nothing if it is closed already."""
         if self._closed:
             return
         try:
@@ -311,13 +314,13 @@ class SqliteStore:
             self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the file; what was not committed is as if it had never been."""
+        """Close the file without committing the collected changes."""
         self._closed = True
         self._db.close()
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Open the file, new or ours; another program's is refused before anything is written to it."""
+    """Open a new file or a localbus store; raise `StoreError` for another program's, before any write to it."""
     try:
         db = sqlite3.connect(path, isolation_level=None, timeout=0.5)
     except sqlite3.Error as error:
@@ -344,7 +347,7 @@ def _unusable(path: Path, error: sqlite3.Error) -> StoreError:
 
 
 def _spans(ids: Iterable[tuple[int]]) -> list[tuple[int, int]]:
-    """Runs of neighbours, first and last: a queue that is read in order is deleted in few strokes."""
+    """Return runs of consecutive ids as (first, last), so that a queue read in order is deleted in few statements."""
     spans: list[tuple[int, int]] = []
     for (id,) in sorted(ids):
         if spans and id == spans[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""What is due when: a heap whose stale entries are thrown out before they outnumber the live ones."""
+"""A heap of deadlines that drops stale entries before they outnumber the current ones."""
 
 from __future__ import annotations
 
@@ -6,35 +6,39 @@ import heapq
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_LEAST = 1024
+_MIN_LIMIT = 1024
 
 
 class Deadlines:
-    """Times and keys. A key that was settled, renewed or removed is not looked for here: `is_current` says so."""
+    """Deadlines with a key each, in order of time.
+
+    An entry is not removed when its message is settled, renewed or removed: `is_current` tells a stale entry from a
+    current one when its time comes.
+    """
 
     __slots__ = ("_heap", "_is_current", "_limit")
 
     def __init__(self, is_current: Callable[[float, Any], bool]) -> None:
         self._heap: list[tuple[float, Any]] = []
         self._is_current = is_current
-        self._limit = _LEAST
+        self._limit = _MIN_LIMIT
 
     def add(self, when: float, key: Any) -> None:
         heapq.heappush(self._heap, (when, key))
         if len(self._heap) > self._limit:
             self._heap = [entry for entry in self._heap if self._is_current(*entry)]
             heapq.heapify(self._heap)
-            self._limit = max(_LEAST, 2 * len(self._heap))
+            self._limit = max(_MIN_LIMIT, 2 * len(self._heap))
 
     def due(self, now: float) -> Iterator[Any]:
-        """Take out, in order, the keys whose time has come and that still count."""
+        """Remove and yield, in order of time, the keys whose deadline has passed and is still current."""
         while self._heap and self._heap[0][0] <= now:
             when, key = heapq.heappop(self._heap)
             if self._is_current(when, key):
                 yield key
 
     def next(self) -> float:
-        """When `due` may have something next; never later than when it has."""
+        """Return the earliest deadline, infinity if there is none; the entry may be stale."""
         return self._heap[0][0] if self._heap else float("inf")
 
     def __len__(self) -> int:

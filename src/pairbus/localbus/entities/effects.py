@@ -1,4 +1,4 @@
-"""What a queue asks of the world around it: to keep, to forget, to wake, to be called at a time."""
+"""The port through which a queue persists its changes and asks for work."""
 
 from __future__ import annotations
 
@@ -9,37 +9,40 @@ from .message import Message
 
 
 class Effects(Protocol):
-    """The broker carries these out; tests record them. `queue` is the `Queue` that asks."""
+    """Effects of a queue's state changes. The broker carries them out; tests record them.
+
+    `queue` is the `Queue` that reports the effect.
+    """
 
     def new_id(self) -> int:
-        """An id that no message of the namespace has had."""
+        """Return an id that no other message of the namespace has had."""
 
     def stored(self, queue: Any, message: Message) -> None:
-        """A message came in, or was rewritten: keep it."""
+        """Persist a message that was added, or whose payload was rewritten."""
 
-    def numbered(self, queue: Any) -> None:
-        """A sequence number was spent on no message: keep the next one."""
+    def sequence_skipped(self, queue: Any) -> None:
+        """Persist the queue's next sequence number, since one was given to no message."""
 
-    def restated(self, message: Message, delivery_count: int) -> None:
-        """State or delivery count changed: keep these."""
+    def state_changed(self, message: Message, delivery_count: int) -> None:
+        """Persist a message's state and this delivery count."""
 
-    def gone(self, message: Message) -> None:
-        """A message left: forget it."""
+    def removed(self, message: Message) -> None:
+        """Delete a message that has left its queue."""
 
     def session_state(self, queue: Any, session: str, state: bytes | None) -> None:
-        """A session's state was set."""
+        """Persist a session's state; None deletes it."""
 
-    def seen(self, queue: Any, message_id: str, at: float) -> None:
-        """A message id entered the duplicate history."""
+    def id_recorded(self, queue: Any, message_id: str, at: float) -> None:
+        """Persist a message id of the duplicate history."""
 
     def payloads(self, messages: Sequence[Message]) -> list[bytes]:
-        """The payloads of messages, wherever they are kept."""
+        """Return the payload of each message, from memory or from disk."""
 
     def ready(self, queue: Any) -> None:
-        """There is something to hand out."""
+        """Schedule a delivery: the queue has messages to give out."""
 
     def due(self, queue: Any, when: float) -> None:
-        """`advance` is wanted at that time."""
+        """Schedule a call of the queue's `advance` at that time."""
 
     def session_lost(self, queue: Any, session: str, owner: Any) -> None:
-        """A session's lock ran out under its owner."""
+        """Tell the owner of a session that its lock has expired."""

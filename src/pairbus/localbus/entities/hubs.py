@@ -1,4 +1,4 @@
-"""Event hubs: partitions as logs. Producers append, consumers read from a position; nothing is settled."""
+"""Event hubs: partitions as logs, which producers append to and consumers read from a position on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import zlib
 from typing import NamedTuple
 
 from pairbus.domain.amqp.codec import Long, Timestamp, encode
-from pairbus.localbus import bus_errors as conditions
+from pairbus.localbus import bus_errors
 from pairbus.localbus.bus_errors import BusError
 from pairbus.localbus.settings import HubSettings
 
@@ -23,29 +23,30 @@ class Event(NamedTuple):
     payload: bytes
 
     def delivered(self, newest: Event | None = None, now: float = 0.0) -> bytes:
-        """The event as a consumer gets it: what was sent, with its place in the log as annotations.
+        """Return the encoded event for a consumer: as it was sent, with its position as annotations.
 
-        With the place of its partition's `newest` event too, for a consumer that asked to be told.
+        Give the partition's `newest` event for a consumer that tracks the last enqueued event: its position is added
+        as delivery annotations, retrieved at `now`.
         """
-        notes = {
+        position = {
             "x-opt-sequence-number": b"\x81" + self.sequence.to_bytes(8, "big"),
             "x-opt-offset": encode(str(self.offset)),
             "x-opt-enqueued-time": encode(Timestamp(int(self.enqueued_at * 1000))),
         }
-        parts = Parts.of(self.payload).with_annotations(dict(notes))
+        parts = Parts.of(self.payload).with_annotations(dict(position))
         if newest is not None:
-            told = {
+            last_enqueued = {
                 "last_enqueued_sequence_number": encode(Long(newest.sequence)),
                 "last_enqueued_offset": encode(str(newest.offset)),
                 "last_enqueued_time_utc": encode(Timestamp(int(newest.enqueued_at * 1000))),
                 "runtime_info_retrieval_time_utc": encode(Timestamp(int(now * 1000))),
             }
-            parts = parts.with_instructions(dict(told))
+            parts = parts.with_delivery_annotations(dict(last_enqueued))
         return parts.sent()
 
 
 class Partition:
-    """One log. Offsets count bytes, sequence numbers count events, both from 0, as the service does."""
+    """One log. Offsets count bytes and sequence numbers count events, both from 0, as in the service."""
 
     def __init__(self, id: str) -> None:
         self.id = id
@@ -59,6 +60,7 @@ class Partition:
         return event
 
     def restore(self, event: Event) -> None:
+        """Append an event that was read from the store."""
         self.events.append(event)
         self.next_offset = event.offset + len(event.payload)
 
@@ -71,25 +73,26 @@ class Hub:
         self.settings = settings
         self.created_at = self.updated_at = self.accessed_at = created_at
         self.partitions = [Partition(str(n)) for n in range(settings.partition_count)]
-        self._turn = 0
+        self._round_robin = 0
 
     @property
     def partition_ids(self) -> list[str]:
         return [p.id for p in self.partitions]
 
     def partition(self, id: str) -> Partition:
+        """Return the partition of that id; raise `BusError` if the hub has none."""
         for partition in self.partitions:
             if partition.id == id:
                 return partition
         raise BusError(
-            conditions.ARGUMENT_OUT_OF_RANGE,
+            bus_errors.ARGUMENT_OUT_OF_RANGE,
             f"The specified partition '{id}' is invalid for an EventHub with {len(self.partitions)} partitions; "
             f"valid are {', '.join(self.partition_ids)}.",
         )
 
     def choose(self, key: str | None) -> Partition:
-        """The partition of a key, always the same; without one, each in turn."""
+        """Return the partition of a key, always the same one; without a key, the partitions in turn."""
         if key is not None:
             return self.partitions[zlib.crc32(key.encode()) % len(self.partitions)]
-        self._turn += 1
-        return self.partitions[self._turn % len(self.partitions)]
+        self._round_robin += 1
+        return self.partitions[self._round_robin % len(self.partitions)]

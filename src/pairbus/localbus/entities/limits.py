@@ -1,11 +1,11 @@
-"""What the service allows of one message and of one session's state; beyond it, it refuses.
+"""The service's limits for one message and for one session's state.
 
-Only what is certain: see "Where it differs" in `docs/localbus.md` for limits that localbus leaves to the service.
+Only limits that are certain are enforced: see "Where it differs" in `docs/localbus.md`.
 """
 
 from __future__ import annotations
 
-from pairbus.localbus import bus_errors as conditions
+from pairbus.localbus import bus_errors
 from pairbus.localbus.bus_errors import BusError
 
 from .message import Draft
@@ -15,11 +15,11 @@ MAX_STATE_BYTES = 256 * 1024
 
 
 def check_draft(draft: Draft, path: str, *, requires_session: bool) -> None:
-    """Refuse a message that the entity at `path` could not take."""
+    """Raise `BusError` if the entity at `path` cannot take a message."""
     session = draft.session_id
     if session is None and requires_session:
         raise BusError(
-            conditions.NOT_ALLOWED,
+            bus_errors.NOT_ALLOWED,
             f"The SessionId was not set on a message, and it cannot be sent to the entity '{path}'. "
             "Entities that have session support enabled can only receive messages that have the SessionId "
             "set to a valid value.",
@@ -30,17 +30,17 @@ def check_draft(draft: Draft, path: str, *, requires_session: bool) -> None:
         _check_length("SessionId", session)
         if draft.partition_key is not None and draft.partition_key != session:
             raise BusError(
-                conditions.ARGUMENT_ERROR,
+                bus_errors.ARGUMENT_ERROR,
                 f"The PartitionKey '{draft.partition_key[:MAX_ID_CHARACTERS]}' of a message is not its SessionId "
                 f"'{session}'. Where both are set they must be the same.",
             )
 
 
 def check_state(state: bytes | None) -> None:
-    """Refuse a session state that is too large."""
+    """Raise `BusError` if a session state is too large."""
     if state is not None and len(state) > MAX_STATE_BYTES:
         raise BusError(
-            conditions.ARGUMENT_ERROR,
+            bus_errors.ARGUMENT_ERROR,
             f"The session state has {len(state)} bytes; the limit is {MAX_STATE_BYTES}.",
         )
 
@@ -48,6 +48,6 @@ def check_state(state: bytes | None) -> None:
 def _check_length(name: str, text: str) -> None:
     if len(text) > MAX_ID_CHARACTERS:
         raise BusError(
-            conditions.ARGUMENT_ERROR,
+            bus_errors.ARGUMENT_ERROR,
             f"The {name} of a message has {len(text)} characters; the limit is {MAX_ID_CHARACTERS}.",
         )

@@ -1,4 +1,4 @@
-"""A lock on a message, and the two orders in which its token is written."""
+"""A lock on a message, and the conversion between the two byte orders of its token."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .sessions import Session
 
 
 class Lock:
-    """A message's lock: its token as a delivery tag (UUID, little-endian), its end, its holder."""
+    """A message's lock: its token as a delivery tag (a UUID, little-endian), its end and its owner."""
 
     __slots__ = ("owner", "session", "tag", "until")
 
@@ -20,9 +20,10 @@ class Lock:
 
     @property
     def end(self) -> float:
+        """The end of the lock; in a session, the end of the session's lock."""
         return self.until if self.session is None else self.session.until
 
 
 def swap_guid(raw: bytes) -> bytes:
-    """Between a UUID's network order and the order in which .NET, and so a delivery tag, writes it."""
+    """Convert a UUID between network order and the order of .NET, in which delivery tags are written."""
     return raw[3::-1] + raw[5:3:-1] + raw[7:5:-1] + raw[8:]

@@ -1,7 +1,7 @@
-"""A message as the broker holds it: what was sent, unread, beside the few facts that the broker owns.
+"""A message in the broker: the bytes that were sent, and the few properties that the broker owns.
 
-`read_message` takes an encoded message apart once, when it arrives; `Message.delivered` puts it together for a
-receiver. Everything from the properties section on is kept as the bytes that were sent.
+`read_message` parses an encoded message once, when it arrives; `Message.delivered` encodes it for a receiver. All
+sections from the properties on are kept as the bytes that were sent.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ PING_CONTENT_TYPE = b"application/vnd.ms-servicebus-ping"
 _PING = PING_CONTENT_TYPE.decode()
 
 ACTIVE, DEFERRED, SCHEDULED = 0, 1, 2
-#: In `hops`, which counts how often a message was forwarded: a topic's copy. It was elsewhere, but that is no hop.
+#: A flag in `hops`, beside the number of times that a message was forwarded: the message is a topic's copy.
 COPIED = 256
 
-#: Annotations that the broker writes itself: a sender's are dropped, as the service does.
+#: Annotations that only the broker writes: like the service, localbus drops a sender's.
 _BROKER_ANNOTATIONS = frozenset(
     (
         "x-opt-sequence-number",
@@ -42,9 +42,9 @@ _I64 = struct.Struct(">q")
 _U32 = struct.Struct(">I")
 _U32X2 = struct.Struct(">II")
 
-# Map entries that never change but for their value, encoded up to the value's constructor.
+# Encoded map entries up to the value's constructor: only the values differ between messages.
 _TOKEN_SECTION = b"\x00\x53\x71\xc1\x24\x02\xa3\x10x-opt-lock-token\x98"
-_NO_TOKEN = b"\x00\x53\x71\xc1\x01\x00"
+_EMPTY_SECTION = b"\x00\x53\x71\xc1\x01\x00"
 _SEQUENCE = b"\xa3\x15x-opt-sequence-number\x81"
 _ENQUEUED = b"\xa3\x13x-opt-enqueued-time\x83"
 _LOCKED = b"\xa3\x12x-opt-locked-until\x83"
@@ -55,7 +55,7 @@ _SOURCE = b"\xa3\x17x-opt-deadletter-source"
 
 @dataclass(slots=True)
 class Draft:
-    """A message that was just read: not yet in any queue."""
+    """A message that was parsed and is not in a queue yet."""
 
     payload: bytes
     size: int
@@ -68,7 +68,7 @@ class Draft:
 
 
 class Message:
-    """One message of one queue. `payload` is None while its bytes are only in the store."""
+    """One message of one queue. `payload` is None while its bytes are only on disk."""
 
     __slots__ = (
         "delivery_count",
@@ -106,8 +106,11 @@ class Message:
         self.payload: bytes | None = draft.payload
 
     def delivered(self, payload: bytes, token: bytes | None = None, locked_until: float = 0.0) -> bytes:
-        """The encoded message for a receiver: header and annotations by the broker, the rest as sent."""
-        header, noted, items, told = PREFIX.unpack_from(payload)
+        """Return the encoded message for a receiver: the broker's header and annotations, the rest as sent.
+
+        `token` is the lock token in network order; without it the message is not locked.
+        """
+        header, annotations, items, delivery_annotations = PREFIX.unpack_from(payload)
         at = PREFIX.size + header
         count = self.delivery_count
         if count == 0:
@@ -116,33 +119,33 @@ class Message:
             fixed = payload[PREFIX.size : at] + bytes((0x52, count))
         else:
             fixed = payload[PREFIX.size : at] + b"\x70" + _U32.pack(count)
-        notes = [
-            payload[at : at + noted],
+        entries = [
+            payload[at : at + annotations],
             _SEQUENCE,
             _I64.pack(self.sequence),
             _ENQUEUED,
             _I64.pack(int(self.enqueued_at * 1000)),
         ]
         items += 4
-        # Like the service: an earlier number only where there was an earlier place, a state only if it is special.
+        # Like the service: the first number only if the message was moved, the state only if it is not active.
         if self.hops or self.enqueue_sequence != self.sequence:
-            notes += (_ENQUEUE_SEQUENCE, _I64.pack(self.enqueue_sequence))
+            entries += (_ENQUEUE_SEQUENCE, _I64.pack(self.enqueue_sequence))
             items += 2
-        if state := self.state & 3:  # also of one that is removed as it is delivered
-            notes += (_STATE, bytes((state,)))
+        if state := self.state & 3:  # without the flag of a message that is removed as it is delivered
+            entries += (_STATE, bytes((state,)))
             items += 2
         if locked_until:
-            notes += (_LOCKED, _I64.pack(int(locked_until * 1000)))
+            entries += (_LOCKED, _I64.pack(int(locked_until * 1000)))
             items += 2
         if self.source is not None:
-            notes += (_SOURCE, encode(self.source))
+            entries += (_SOURCE, encode(self.source))
             items += 2
-        raw = b"".join(notes)
-        bare = at + noted + told
-        if told:
-            section = _instructions(payload[at + noted : bare], token)
+        raw = b"".join(entries)
+        bare = at + annotations + delivery_annotations
+        if delivery_annotations:
+            section = _delivery_annotations(payload[at + annotations : bare], token)
         else:
-            section = _NO_TOKEN if token is None else _TOKEN_SECTION + token
+            section = _EMPTY_SECTION if token is None else _TOKEN_SECTION + token
         return b"".join(
             (
                 b"\x00\x53\x70\xc0",
@@ -157,8 +160,8 @@ class Message:
         )
 
 
-def _instructions(sent: bytes, token: bytes | None) -> bytes:
-    """The delivery annotations section of a message that came with some: they are passed on, as the service does."""
+def _delivery_annotations(sent: bytes, token: bytes | None) -> bytes:
+    """Encode the sender's delivery annotations, which the service passes on, with the lock token."""
     lock = None if token is None else b"\x98" + token
     listed = sections.with_entries(sent, 0, {_LOCK_TOKEN: lock}, Symbol)
     return sections.section(sections.DELIVERY_ANNOTATIONS, listed)
@@ -168,24 +171,25 @@ _code = attrgetter("code")
 
 
 def read_message(raw: bytes, *, identify: bool = True) -> Draft:
-    """Take an encoded message apart: the facts the broker acts on, and a payload that it need not read.
+    """Parse an encoded message into a draft.
 
-    A message without an id is given one, unless it is an event, which the service leaves as it is.
+    A message without an id gets a random one if `identify` is set; the service leaves events without an id.
+    Raises `AmqpDecodeError` if the broker could not process the message.
     """
-    header, annotations, items, instructions = NO_HEADER, b"", 0, b""
+    header, annotations, items, delivery_annotations = NO_HEADER, b"", 0, b""
     draft = Draft(b"", len(raw))
     properties: sections.Section | None = None
     found = sections.split(raw)
-    found.sort(key=_code)  # they may come in any order, and leave in AMQP's
+    found.sort(key=_code)  # a sender may write them in any order
     kept: list[bytes] = []
     for section in found:
         code = section.code
         if code == sections.HEADER:
             header = _read_header(raw, section.value, draft)
         elif code == sections.DELIVERY_ANNOTATIONS:
-            # Of a message that was received and is sent again, the old lock's token stays behind.
+            # A message that was received and is sent again may still have the old lock's token.
             given = sections.with_entries(raw, section.value, {_LOCK_TOKEN: None})
-            instructions = given if sections.entries(given, 0) else b""
+            delivery_annotations = given if sections.entries(given, 0) else b""
         elif code == sections.MESSAGE_ANNOTATIONS:
             annotations, items = _read_annotations(raw, section.value, draft)
         elif code == sections.PROPERTIES:
@@ -193,23 +197,23 @@ def read_message(raw: bytes, *, identify: bool = True) -> Draft:
             _read_properties(raw, section.value, draft)
         elif code >= sections.APPLICATION_PROPERTIES:
             if code == sections.APPLICATION_PROPERTIES:
-                sections.check_map(raw, section.value)  # rules and dead-lettering will write into it
+                sections.check_map(raw, section.value)  # rules and dead-lettering write into it later
             kept.append(raw[section.start : section.end])
     if draft.message_id is None and identify:
-        # The service gives a message an id where it has none; some SDKs cannot settle one without.
+        # As the service does; some SDKs cannot settle a message without an id.
         draft.message_id = uuid4().hex
         value = None if properties is None else properties.value
         listed = sections.with_fields(raw, value, {sections.MESSAGE_ID: encode(draft.message_id)})
-        named = sections.section(sections.PROPERTIES, listed)
+        head = sections.section(sections.PROPERTIES, listed)
     else:
-        named = b"" if properties is None else raw[properties.start : properties.end]
-    prefix = PREFIX.pack(len(header), len(annotations), items, len(instructions))
-    draft.payload = b"".join((prefix, header, annotations, instructions, named, *kept))
+        head = b"" if properties is None else raw[properties.start : properties.end]
+    prefix = PREFIX.pack(len(header), len(annotations), items, len(delivery_annotations))
+    draft.payload = b"".join((prefix, header, annotations, delivery_annotations, head, *kept))
     return draft
 
 
 def read_batch(raw: bytes, *, identify: bool = True) -> list[Draft]:
-    """The messages of one transfer of format `BATCH_FORMAT`: each data section holds one."""
+    """Parse a transfer of format `BATCH_FORMAT`: each data section is one encoded message."""
     drafts = []
     for section in sections.split(raw):
         if section.code == sections.DATA:
@@ -238,7 +242,7 @@ def _read_annotations(raw: bytes, value: int, draft: Draft) -> tuple[bytes, int]
     for entry in sections.entries(raw, value):
         key = entry.key
         if not isinstance(key, str):
-            pass  # of no meaning here, and carried on
+            pass  # passed on without a meaning to the broker
         elif key in _BROKER_ANNOTATIONS:
             continue
         elif key == "x-opt-scheduled-enqueue-time":

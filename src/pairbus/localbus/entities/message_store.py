@@ -1,35 +1,34 @@
-"""Messages that a queue holds: in order, locked, deferred or scheduled, and where each goes when it is settled.
+"""The messages of one queue: ready, locked, deferred or scheduled, and the transitions between these states.
 
-Pure: events and a clock in, effects out; no socket, no disk, no timer. `Queue` adds sessions and the passing of
-time.
+Pure: commands and the time in, effects out; no socket, no disk, no timer. `Queue` adds sessions and timed work.
 """
 
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 from sortedcontainers import SortedDict
 
 from pairbus.domain.amqp.codec import encode
-from pairbus.localbus import bus_errors as conditions
+from pairbus.localbus import bus_errors
 from pairbus.localbus.bus_errors import BusError
 from pairbus.localbus.settings import FOREVER, QueueSettings
 
 from .deadlines import Deadlines
+from .duplicates import DuplicateHistory
 from .effects import Effects
 from .locks import Lock
 from .message import ACTIVE, DEFERRED, SCHEDULED, Draft, Message
 from .payload import Parts, encode_plain
-from .sessions import GONE, Line, Session, SessionTable
+from .sessions import REMOVED, ReadyList, Session, SessionTable
 
 NEVER = float("inf")
 
 
-class Holding:
-    """Messages in order, their locks, life time and duplicates."""
+class MessageStore:
+    """The messages of one queue in order of their sequence numbers, with locks, expiry and duplicate detection."""
 
     def __init__(
         self, id: int, path: str, settings: QueueSettings, effects: Effects, *, dead_letters: Any = None
@@ -41,25 +40,25 @@ class Holding:
         self.transfer_dead_letters: Any = None
         self.next_sequence = 1
         self.created_at = self.updated_at = self.accessed_at = 0.0
-        self._own_size = 0
         self.messages: SortedDict[int, Message] = SortedDict()
         self.sessions = SessionTable() if settings.requires_session else None
+        self._own_size = 0
         self._effects = effects
-        self._line = Line()
+        self._ready = ReadyList()
         self._locks: dict[bytes, Message] = {}
-        self._lock_ends = Deadlines(self._lock_ends_at)
-        self._expiries = Deadlines(self._expires_at)
+        self._lock_ends = Deadlines(self._is_lock_end)
+        self._expiries = Deadlines(self._is_expiry)
         self._schedule = Deadlines(self._is_scheduled)
-        self._history: OrderedDict[str, float] = OrderedDict()
+        self.history = DuplicateHistory()
         self._scheduled = 0
-        self._due = NEVER
-        #: What a delivery counts: nothing in a dead-letter queue, as the service has it.
-        self._step = 0 if dead_letters is None else 1
+        self._next_advance = NEVER
+        #: The service does not count deliveries in a dead-letter queue.
+        self._delivery_increment = 0 if dead_letters is None else 1
 
-    # --- coming in -------------------------------------------------------------------------------------
+    # --- adding ----------------------------------------------------------------------------------------
 
     def enqueue(self, draft: Draft, now: float) -> Message | None:
-        """Take a message in; None if its id was seen within the duplicate window (it is dropped)."""
+        """Add a message; return None if duplicate detection drops it."""
         if self.settings.requires_duplicate_detection and self.is_duplicate(draft.message_id, now):
             return None
         message = Message(self._effects.new_id(), self.next_sequence, now, draft)
@@ -72,15 +71,15 @@ class Holding:
         self._effects.stored(self, message)
         return message
 
-    def spend_number(self) -> int:
-        """A sequence number that no message will have: it was told to the sender of one that is dropped."""
+    def skip_sequence_number(self) -> int:
+        """Return a sequence number that no message will have: the sender of a dropped message gets it."""
         number = self.next_sequence
         self.next_sequence += 1
-        self._effects.numbered(self)
+        self._effects.sequence_skipped(self)
         return number
 
     def insert(self, message: Message) -> None:
-        """Put a message into its place; it is durable already, or will be by the caller's word."""
+        """Add a message with its number and state as they are; the caller has it persisted."""
         self.messages[message.sequence] = message
         self._own_size += message.size
         if message.sequence >= self.next_sequence:
@@ -91,29 +90,31 @@ class Holding:
         if message.state == SCHEDULED:
             self._scheduled += 1
             self._schedule.add(message.scheduled_at or 0.0, message.sequence)
-            self.wake(message.scheduled_at or 0.0)
+            self.request_advance(message.scheduled_at or 0.0)
         elif message.state == ACTIVE:
-            (self._line if session is None else session.line).add(message)
-            self._offer(session)
+            (self._ready if session is None else session.ready).add(message)
+            self._announce(session)
             if message.expires_at != NEVER:
                 self._expiries.add(message.expires_at, message.sequence)
-                self.wake(message.expires_at)
+                self.request_advance(message.expires_at)
 
     def _session_of(self, message: Message) -> Session | None:
         if self.sessions is None:
             return None
         return self.sessions.open(message.session_id or "")
 
-    def _line_of(self, message: Message) -> Line:
+    def _ready_list_of(self, message: Message) -> ReadyList:
         session = self._session_of(message)
-        return self._line if session is None else session.line
+        return self._ready if session is None else session.ready
 
-    def _offer(self, session: Session | None) -> None:
+    def _announce(self, session: Session | None) -> None:
+        """Report that the queue, or one session of it, may have a ready message."""
         if session is not None and self.sessions is not None:
             self.sessions.offer(session)
         self._effects.ready(self)
 
     def expiry(self, message: Message, now: float) -> float:
+        """Return the time at which a message expires: its own time to live, or the queue's if that is shorter."""
         life = message.time_to_live
         default = self.settings.default_message_time_to_live
         if default < FOREVER and (life is None or default.total_seconds() < life):
@@ -121,26 +122,20 @@ class Holding:
         return NEVER if life is None else now + life
 
     def is_duplicate(self, message_id: Any, now: float) -> bool:
-        """Whether an id was seen within the window; if not, it is from now on."""
+        """Return True if the id was enqueued within the detection window; otherwise record it."""
         window = self.settings.duplicate_detection_history_time_window.total_seconds()
-        while self._history:
-            oldest = next(iter(self._history))
-            if self._history[oldest] + window > now:
-                break
-            del self._history[oldest]
         key = str(message_id)
-        if self._history.get(key, -NEVER) + window > now:
+        if self.history.contains(key, now, window):
             return True
-        self._history.pop(key, None)  # where the clock was set back, one that is too old need not be first
-        self.remember(key, now)
-        self._effects.seen(self, key, now)
+        self.history.record(key, now)
+        self._effects.id_recorded(self, key, now)
         return False
 
-    def remember(self, message_id: str, at: float) -> None:
-        """Put an id into the duplicate history."""
-        self._history[message_id] = at
+    def restore_message_id(self, message_id: str, at: float) -> None:
+        """Add an id to the duplicate history that was read from the store."""
+        self.history.record(message_id, at)
 
-    # --- going out -------------------------------------------------------------------------------------
+    # --- delivering ------------------------------------------------------------------------------------
 
     def acquire(
         self,
@@ -152,14 +147,15 @@ class Holding:
         delete: bool = False,
         most_bytes: float = NEVER,
     ) -> list[Message]:
-        """Up to `limit` messages in order, each locked for `owner`, or removed if `delete`.
+        """Take ready messages in order, of one session if it is given.
 
-        The one with which they reach `most_bytes` is the last.
+        Each is locked for `owner`, or removed if `delete` is set. At most `limit` are taken; the message that reaches
+        `most_bytes` in all is the last one.
         """
-        line = self._line if session is None else session.line
+        ready = self._ready if session is None else session.ready
         taken: list[Message] = []
         while len(taken) < limit and most_bytes > 0:
-            message = line.pop()
+            message = ready.pop()
             if message is None:
                 break
             if message.expires_at <= now:
@@ -175,18 +171,18 @@ class Holding:
         return taken
 
     def acquire_any(self, now: float, limit: int) -> list[Message]:
-        """Up to `limit` messages that wait, whatever their session: for what is moved and not received."""
+        """Lock ready messages of any session, in order to move them elsewhere."""
         if self.sessions is None:
             return self.acquire(now, limit)
         while (session := self.sessions.next_free()) is not None:
-            # Nothing but expired messages may have waited in it: then it is empty now, and the next one's turn.
+            # A session whose messages have all expired yields none and is not free afterwards: try the next one.
             if taken := self.acquire(now, limit, None, session):
                 return taken
         return []
 
     def has_ready(self, session: Session | None = None) -> bool:
-        """Whether `acquire` would find something."""
-        return (self._line if session is None else session.line).head() is not None
+        """Return True if there is a ready message, in that session if one is given."""
+        return (self._ready if session is None else session.ready).head() is not None
 
     def _lock(self, taken: Sequence[Message], now: float, owner: Any, session: Session | None) -> None:
         if not taken:
@@ -198,55 +194,69 @@ class Holding:
             message.lock = Lock(tag, until, owner, session)
             self._locks[tag] = message
             if session is not None:
-                session.held[tag] = message
+                session.locked[tag] = message
             else:
                 self._lock_ends.add(until, tag)
-            # Written as if it came back: what a crash interrupts counts as one delivery.
-            self._effects.restated(message, message.delivery_count + self._step)
+            # Persisted as if it were given back already: a delivery that a crash interrupts counts.
+            self._effects.state_changed(message, message.delivery_count + self._delivery_increment)
         if session is None:
-            self.wake(until)
+            self.request_advance(until)
 
     def locked(self, tag: bytes, now: float) -> Message:
-        """The message under a lock that still holds; raises if it does not."""
+        """Return the message that a lock token locks; raise `BusError` if the lock has ended, noticed or not."""
         message = self._locks.get(tag)
         if message is None or message.lock.end <= now:
             if self.sessions is not None:
                 raise BusError(
-                    conditions.SESSION_LOCK_LOST,
+                    bus_errors.SESSION_LOCK_LOST,
                     "The session lock has expired on the MessageSession. Accept a new MessageSession.",
                 )
             raise BusError(
-                conditions.MESSAGE_LOCK_LOST,
+                bus_errors.MESSAGE_LOCK_LOST,
                 "The lock supplied is invalid. Either the lock expired, or the message has already been removed "
                 "from the queue, or was received by a different receiver instance.",
             )
         return message
 
     def unlock(self, message: Message) -> None:
-        """End a lock; where the message goes next is the caller's business."""
+        """End a message's lock; the caller decides where the message goes."""
         lock = message.lock
         message.lock = None
         del self._locks[lock.tag]
         if lock.session is not None:
-            lock.session.held.pop(lock.tag, None)
+            lock.session.locked.pop(lock.tag, None)
+
+    def undo_acquire(self, message: Message) -> None:
+        """Give a message back that was acquired and not delivered; its delivery count stays."""
+        self.unlock(message)
+        self._effects.state_changed(message, message.delivery_count)
+        self._put_back(message)
+
+    def remove_locked(self, message: Message) -> None:
+        """Remove a locked message that was copied elsewhere (forwarding, fan-out)."""
+        self.unlock(message)
+        self._remove(message)
 
     # --- settling --------------------------------------------------------------------------------------
 
     def complete(self, tag: bytes, now: float) -> None:
+        """Remove a locked message."""
         message = self.locked(tag, now)
         self.unlock(message)
         self._remove(message)
 
     def abandon(self, tag: bytes, now: float, properties: dict[str, Any] | None = None) -> None:
+        """Give a locked message back, with properties changed; the delivery counts."""
         message = self.locked(tag, now)
         self._modify(message, properties)
         self._give_back(message, now, counted=True)
 
     def release(self, tag: bytes, now: float) -> None:
-        """Give a message back that nobody looked at: the delivery does not count."""
+        """Give a locked message back that its receiver did not process; the delivery does not count."""
         self._give_back(self.locked(tag, now), now, counted=False)
 
     def defer(self, tag: bytes, now: float, properties: dict[str, Any] | None = None) -> None:
+        """Set a locked message aside until it is received by its sequence number; the delivery counts."""
         message = self.locked(tag, now)
         self._modify(message, properties)
         message.state = DEFERRED
@@ -260,70 +270,24 @@ class Holding:
         description: str | None = None,
         properties: dict[str, Any] | None = None,
     ) -> None:
+        """Move a locked message to the dead-letter queue, with the receiver's reason."""
         message = self.locked(tag, now)
         if self.dead_letters is None:
             raise BusError(
-                conditions.NOT_ALLOWED,
+                bus_errors.NOT_ALLOWED,
                 f"A message of '{self.path}' cannot be dead-lettered again: complete it instead.",
             )
         self.unlock(message)
-        self.bury(message, reason, description, properties)
-
-    def bury(
-        self,
-        message: Message,
-        reason: str | None,
-        description: str | None,
-        properties: dict[str, Any] | None = None,
-    ) -> None:
-        """Move a message to the dead-letter queue; from there it has nowhere to go and is put back."""
-        if self.dead_letters is None:
-            self._effects.restated(message, message.delivery_count)
-            self._put_back(message)
-            return
-        changes = {name: encode_plain(value) for name, value in (properties or {}).items()}
-        if reason is not None:
-            changes["DeadLetterReason"] = encode(reason)
-        if description is not None:
-            changes["DeadLetterErrorDescription"] = encode(description)
-        payload = self._effects.payloads([message])[0]
-        if changes:
-            payload = Parts.of(payload).with_properties(application=changes).pack()
-        self._remove(message)
-        self.dead_letters.receive_dead(message, payload, self.path)
-
-    def is_worn(self, message: Message) -> bool:
-        """Whether a message was delivered as often as it may be, waiting or deferred; a dead letter never is."""
-        return self.dead_letters is not None and message.delivery_count >= self.settings.max_delivery_count
-
-    def give_up(self, message: Message, now: float) -> None:
-        """Dead-letter a message that was delivered as often as it may be."""
-        limit = self.settings.max_delivery_count
-        self.bury(
-            message,
-            "MaxDeliveryCountExceeded",
-            f"Message could not be consumed after {limit} delivery attempts.",
-        )
-
-    def receive_dead(self, message: Message, payload: bytes, source: str) -> None:
-        """A message arrives from the queue that this is the dead-letter queue of; its number stays."""
-        draft = Draft(payload, message.size, session_id=message.session_id)
-        dead = Message(self._effects.new_id(), message.sequence, message.enqueued_at, draft)
-        dead.enqueue_sequence = message.enqueue_sequence
-        dead.delivery_count = message.delivery_count
-        dead.hops = message.hops
-        dead.source = source
-        self.insert(dead)
-        self._effects.stored(self, dead)
+        self.move_to_dead_letters(message, reason, description, properties)
 
     def renew(self, tag: bytes, now: float) -> float:
-        """A lock's new end."""
+        """Extend a lock; return its new end. The lock of a message in a session ends with the session's."""
         message = self.locked(tag, now)
         lock = message.lock
         if lock.session is None:
             lock.until = now + self.settings.lock_duration.total_seconds()
             self._lock_ends.add(lock.until, lock.tag)
-            self.wake(lock.until)
+            self.request_advance(lock.until)
         return float(lock.end)
 
     def _modify(self, message: Message, properties: dict[str, Any] | None) -> None:
@@ -335,12 +299,13 @@ class Holding:
         self._effects.stored(self, message)
 
     def _give_back(self, message: Message, now: float, *, counted: bool) -> None:
+        """End a lock without removing the message."""
         self.unlock(message)
         if counted:
-            message.delivery_count += self._step
-        self._effects.restated(message, message.delivery_count)
-        if counted and self.is_worn(message):
-            self.give_up(message, now)
+            message.delivery_count += self._delivery_increment
+        self._effects.state_changed(message, message.delivery_count)
+        if counted and self.is_exhausted(message):
+            self.dead_letter_exhausted(message)
         elif message.state == DEFERRED:
             return
         elif message.expires_at <= now:
@@ -350,52 +315,90 @@ class Holding:
 
     def _put_back(self, message: Message) -> None:
         session = self._session_of(message)
-        (self._line if session is None else session.line).put_back(message)
-        self._offer(session)
+        (self._ready if session is None else session.ready).put_back(message)
+        self._announce(session)
 
     def _remove(self, message: Message) -> None:
         del self.messages[message.sequence]
         self._own_size -= message.size
         if message.state == SCHEDULED:
             self._scheduled -= 1
-        message.state |= GONE
+        message.state |= REMOVED
         if self.sessions is not None:
             session = self.sessions.open(message.session_id or "")
             del session.messages[message.sequence]
-            self.sessions.forget_if_idle(session)
-        self._effects.gone(message)
+            self.sessions.remove_if_idle(session)
+        self._effects.removed(message)
 
-    def put_back_unsent(self, message: Message) -> None:
-        """Undo an acquire: the message was never delivered."""
-        self.unlock(message)
-        self._effects.restated(message, message.delivery_count)
-        self._put_back(message)
+    # --- dead-lettering --------------------------------------------------------------------------------
 
-    def move_to(self, other: Holding, message: Message, reason: str, description: str) -> None:
-        """An acquired message goes to one of this queue's sub-queues, with the reason."""
+    def move_to_dead_letters(
+        self,
+        message: Message,
+        reason: str | None,
+        description: str | None,
+        properties: dict[str, Any] | None = None,
+    ) -> None:
+        """Move an unlocked message to the dead-letter queue; in a dead-letter queue, put it back instead."""
+        if self.dead_letters is None:
+            self._effects.state_changed(message, message.delivery_count)
+            self._put_back(message)
+            return
+        changes = {name: encode_plain(value) for name, value in (properties or {}).items()}
+        if reason is not None:
+            changes["DeadLetterReason"] = encode(reason)
+        if description is not None:
+            changes["DeadLetterErrorDescription"] = encode(description)
+        payload = self._effects.payloads([message])[0]
+        if changes:
+            payload = Parts.of(payload).with_properties(application=changes).pack()
+        self._remove(message)
+        self.dead_letters.add_dead_letter(message, payload, self.path)
+
+    def move_to_sub_queue(self, sub_queue: MessageStore, message: Message, reason: str, description: str) -> None:
+        """Move a locked message to one of this queue's sub-queues, with the reason."""
         payload = self._effects.payloads([message])[0]
         changes = {"DeadLetterReason": encode(reason), "DeadLetterErrorDescription": encode(description)}
-        self.take_out(message)
-        other.receive_dead(message, Parts.of(payload).with_properties(application=changes).pack(), self.path)
+        self.remove_locked(message)
+        sub_queue.add_dead_letter(message, Parts.of(payload).with_properties(application=changes).pack(), self.path)
 
-    def take_out(self, message: Message) -> None:
-        """Remove a message that was acquired with a lock: it goes elsewhere (forwarding, fan-out)."""
-        self.unlock(message)
-        self._remove(message)
+    def add_dead_letter(self, message: Message, payload: bytes, source: str) -> None:
+        """Add a message that comes from the parent queue `source`; it keeps its sequence number."""
+        draft = Draft(payload, message.size, session_id=message.session_id)
+        dead = Message(self._effects.new_id(), message.sequence, message.enqueued_at, draft)
+        dead.enqueue_sequence = message.enqueue_sequence
+        dead.delivery_count = message.delivery_count
+        dead.hops = message.hops
+        dead.source = source
+        self.insert(dead)
+        self._effects.stored(self, dead)
+
+    def is_exhausted(self, message: Message) -> bool:
+        """Return True if a message has reached the maximum delivery count; a dead letter has no maximum."""
+        return self.dead_letters is not None and message.delivery_count >= self.settings.max_delivery_count
+
+    def dead_letter_exhausted(self, message: Message) -> None:
+        """Move a message that has reached the maximum delivery count to the dead-letter queue."""
+        limit = self.settings.max_delivery_count
+        self.move_to_dead_letters(
+            message,
+            "MaxDeliveryCountExceeded",
+            f"Message could not be consumed after {limit} delivery attempts.",
+        )
 
     # --- deadlines -------------------------------------------------------------------------------------
 
-    def wake(self, when: float) -> None:
-        """Ask for `advance` at that time."""
-        if when < self._due:
-            self._due = when
+    def request_advance(self, when: float) -> None:
+        """Request a call of `advance` at that time, unless an earlier one is requested already."""
+        if when < self._next_advance:
+            self._next_advance = when
             self._effects.due(self, when)
 
-    def _lock_ends_at(self, when: float, tag: bytes) -> bool:
+    def _is_lock_end(self, when: float, tag: bytes) -> bool:
         message = self._locks.get(tag)
         return message is not None and message.lock.session is None and bool(message.lock.until == when)
 
-    def _expires_at(self, when: float, sequence: int) -> bool:
+    def _is_expiry(self, when: float, sequence: int) -> bool:
         message = self.messages.get(sequence)
         return message is not None and bool(message.expires_at == when)
 
@@ -404,7 +407,8 @@ class Holding:
         return message is not None and message.state == SCHEDULED
 
     def _expire(self, message: Message, now: float) -> None:
+        """Remove or dead-letter an expired message, as the queue's settings say."""
         if self.settings.dead_lettering_on_message_expiration and self.dead_letters is not None:
-            self.bury(message, "TTLExpiredException", "The message expired and was dead lettered.")
+            self.move_to_dead_letters(message, "TTLExpiredException", "The message expired and was dead lettered.")
         else:
             self._remove(message)

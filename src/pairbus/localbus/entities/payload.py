@@ -1,8 +1,8 @@
-"""A payload: one message's sent bytes in the parts the broker needs, packed into one string of bytes.
+"""A payload: one message's sent bytes, split into parts and packed into one byte string.
 
-Header fields (without delivery-count), the sender's annotations, its delivery annotations (seldom any), and the
-*bare* rest (properties, application properties, body, footer) lie one behind the other, so that a message is stored,
-cached and delivered without being taken apart again. Editing changes the fields that are named and no other byte.
+The parts are the header fields (without delivery-count), the sender's message annotations, its delivery annotations
+(rarely any) and the *bare* rest (properties, application properties, body, footer). A message is stored, cached and
+delivered in this form without being parsed again. An edit changes the fields that it names and no other byte.
 """
 
 from __future__ import annotations
@@ -23,42 +23,44 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A payload taken apart; `annotations` are encoded keys and values, `items` counts both.
+    """The parts of a payload.
 
-    `instructions` are the sender's delivery annotations, an encoded map, or nothing.
+    `annotations` holds encoded keys and values, and `items` counts both. `delivery_annotations` is an encoded map, or
+    empty.
     """
 
     header: bytes
     annotations: bytes
     items: int
-    instructions: bytes
+    delivery_annotations: bytes
     bare: bytes
 
     @classmethod
     def of(cls, payload: bytes) -> Parts:
-        header, annotations, items, instructions = PREFIX.unpack_from(payload)
+        header, annotations, items, delivery_annotations = PREFIX.unpack_from(payload)
         start = PREFIX.size + header
         middle = start + annotations
-        end = middle + instructions
+        end = middle + delivery_annotations
         return cls(payload[PREFIX.size : start], payload[start:middle], items, payload[middle:end], payload[end:])
 
     def pack(self) -> bytes:
         return b"".join(
             (
-                PREFIX.pack(len(self.header), len(self.annotations), self.items, len(self.instructions)),
+                PREFIX.pack(len(self.header), len(self.annotations), self.items, len(self.delivery_annotations)),
                 self.header,
                 self.annotations,
-                self.instructions,
+                self.delivery_annotations,
                 self.bare,
             )
         )
 
     def sent(self) -> bytes:
-        """The message as an encoded whole again, without anything of the broker's."""
+        """Return the encoded message as it was sent, without the broker's annotations."""
         header = sections.section(sections.HEADER, sections.with_fields(_listed(self.header), 0, {}))
-        told = sections.section(sections.DELIVERY_ANNOTATIONS, self.instructions) if self.instructions else b""
-        notes = sections.section(sections.MESSAGE_ANNOTATIONS, self._annotation_map()) if self.items else b""
-        return (b"" if self.header == NO_HEADER else header) + told + notes + self.bare
+        given = self.delivery_annotations
+        delivery = sections.section(sections.DELIVERY_ANNOTATIONS, given) if given else b""
+        annotations = sections.section(sections.MESSAGE_ANNOTATIONS, self._annotation_map()) if self.items else b""
+        return (b"" if self.header == NO_HEADER else header) + delivery + annotations + self.bare
 
     def _annotation_map(self) -> bytes:
         parts, pos = [], 0
@@ -69,29 +71,33 @@ class Parts:
         return encode_map(parts)
 
     def annotation(self, name: str) -> Any:
-        """One of the sender's annotations, decoded; None if it has none of that name."""
+        """Return one of the sender's annotations, decoded; None if there is none of that name."""
         for entry in sections.entries(self._annotation_map(), 0):
             if entry.key == name:
                 return decode(self._annotation_map(), entry.value)[0]
         return None
 
     def with_annotations(self, changes: dict[str, bytes | None]) -> Parts:
+        """Return a copy with message annotations set to encoded values, or removed (None)."""
         raw = sections.with_entries(self._annotation_map(), 0, changes, Symbol)
         flat = b"".join(raw[e.start : e.end] for e in sections.entries(raw, 0))
         return replace(self, annotations=flat, items=2 * len(sections.entries(raw, 0)))
 
-    def with_instructions(self, changes: dict[str, bytes | None]) -> Parts:
-        value = 0 if self.instructions else None
-        return replace(self, instructions=sections.with_entries(self.instructions, value, changes, Symbol))
+    def with_delivery_annotations(self, changes: dict[str, bytes | None]) -> Parts:
+        """Return a copy with delivery annotations set to encoded values, or removed (None)."""
+        given = self.delivery_annotations
+        changed = sections.with_entries(given, 0 if given else None, changes, Symbol)
+        return replace(self, delivery_annotations=changed)
 
     def with_time_to_live(self, milliseconds: bytes) -> Parts:
+        """Return a copy with the header's ttl set to an encoded uint."""
         listed = sections.with_fields(_listed(self.header), 0, {2: milliseconds})
         parts = [listed[a:b] for a, b in sections.fields(listed, 0)]
         header = b"".join(parts) + b"\x40" * (4 - len(parts))
         return replace(self, header=header)
 
     def without_body(self) -> Parts:
-        """Properties and application properties alone, for one who only wants to look."""
+        """Return a copy that keeps only properties and application properties, for a peek without bodies."""
         kept = (
             s for s in sections.split(self.bare) if s.code in (sections.PROPERTIES, sections.APPLICATION_PROPERTIES)
         )
@@ -100,26 +106,29 @@ class Parts:
     def with_properties(
         self, fields: Mapping[int, bytes] | None = None, application: Mapping[str, bytes | None] | None = None
     ) -> Parts:
-        """Fields of the properties section, and application properties (None removes), replaced."""
+        """Return a copy with fields of the properties section and application properties set.
+
+        All values are encoded; None removes an application property.
+        """
         found = {s.code: s for s in sections.split(self.bare)}
         properties = found.get(sections.PROPERTIES)
-        ours = found.get(sections.APPLICATION_PROPERTIES)
-        body = max((s.end for s in (properties, ours) if s is not None), default=0)
+        custom = found.get(sections.APPLICATION_PROPERTIES)
+        body = max((s.end for s in (properties, custom) if s is not None), default=0)
         head = b"" if properties is None else self.bare[properties.start : properties.end]
         if fields:
             value = None if properties is None else properties.value
             listed = sections.with_fields(self.bare, value, dict(fields))
             head = sections.section(sections.PROPERTIES, listed)
-        tail = b"" if ours is None else self.bare[ours.start : ours.end]
+        tail = b"" if custom is None else self.bare[custom.start : custom.end]
         if application:
-            value = None if ours is None else ours.value
+            value = None if custom is None else custom.value
             mapped = sections.with_entries(self.bare, value, dict(application))
             tail = sections.section(sections.APPLICATION_PROPERTIES, mapped)
         return replace(self, bare=head + tail + self.bare[body:])
 
 
 def _listed(header: bytes) -> bytes:
-    """The four header fields as an encoded list."""
+    """Encode the four header fields as a list."""
     return bytes((0xC0, len(header) + 1, 4)) + header
 
 
@@ -137,7 +146,7 @@ _SYSTEM = {
 
 
 def plain(value: Any) -> Any:
-    """An AMQP value as filters compare it: widths forgotten, times as datetime, described types unpacked."""
+    """Convert an AMQP value for filters: plain numbers, times as datetime, described types unpacked."""
     if isinstance(value, Timestamp):
         try:
             return _EPOCH + timedelta(milliseconds=int(value))
@@ -165,15 +174,15 @@ def plain(value: Any) -> Any:
 
 
 def _readable(raw: bytes, pos: int) -> Any:
-    """A property as filters compare it; one that cannot be read counts as null, and is still carried on."""
+    """Decode a property for filters; one that cannot be decoded counts as null there, and is still delivered."""
     try:
         return plain(decode(raw, pos)[0])
     except AmqpDecodeError:
         return None
 
 
-class View:
-    """What rules read of a message: its system and its application properties, decoded once.
+class MessageView:
+    """The properties of a message that rules read: system and application properties, decoded once.
 
     `facts` are system properties that the broker knows better than the message's sender.
     """
@@ -182,42 +191,49 @@ class View:
         parts = Parts.of(payload)
         self.system: dict[str, object] = {}
         self.user: dict[str, object] = {}
-        bare = parts.bare
-        for section in sections.split(bare):
-            if section.code == sections.PROPERTIES:
-                spans = sections.fields(bare, section.value)
-                for name, index in _SYSTEM.items():
-                    if index < len(spans):
-                        value = _readable(bare, spans[index][0])
-                        if value is not None:
-                            self.system[name] = value
-            elif section.code == sections.APPLICATION_PROPERTIES:
-                for entry in sections.entries(bare, section.value):
-                    if isinstance(entry.key, str):
-                        self.user[str(entry.key)] = _readable(bare, entry.value)
-                break
-            elif section.code > sections.APPLICATION_PROPERTIES:
-                break
+        self._read_sections(parts.bare)
         if parts.items:
-            key = parts.annotation("x-opt-partition-key")
-            if isinstance(key, str):
-                self.system["partitionkey"] = key
-            when = plain(parts.annotation("x-opt-scheduled-enqueue-time"))
-            if when is not None:
-                self.system["scheduledenqueuetimeutc"] = when
+            self._read_annotations(parts)
         time_to_live = sections.field(_listed(parts.header), 0, 2)
         if isinstance(time_to_live, int):
             self.system["timetolive"] = timedelta(milliseconds=int(time_to_live))
         self.system.update(facts or {})
 
+    def _read_sections(self, bare: bytes) -> None:
+        for section in sections.split(bare):
+            if section.code == sections.PROPERTIES:
+                self._read_properties(bare, section.value)
+            elif section.code == sections.APPLICATION_PROPERTIES:
+                for entry in sections.entries(bare, section.value):
+                    if isinstance(entry.key, str):
+                        self.user[str(entry.key)] = _readable(bare, entry.value)
+            if section.code >= sections.APPLICATION_PROPERTIES:
+                return
+
+    def _read_properties(self, bare: bytes, value: int) -> None:
+        spans = sections.fields(bare, value)
+        for name, index in _SYSTEM.items():
+            if index < len(spans):
+                found = _readable(bare, spans[index][0])
+                if found is not None:
+                    self.system[name] = found
+
+    def _read_annotations(self, parts: Parts) -> None:
+        key = parts.annotation("x-opt-partition-key")
+        if isinstance(key, str):
+            self.system["partitionkey"] = key
+        when = plain(parts.annotation("x-opt-scheduled-enqueue-time"))
+        if when is not None:
+            self.system["scheduledenqueuetimeutc"] = when
+
 
 def encode_plain(value: Any) -> bytes:
-    """The reverse of `plain`, for values that a rule's action or a client's request set."""
+    """Encode a plain value that a rule's action or a client's request has set; the reverse of `plain`."""
     if isinstance(value, datetime):
         aware = value if value.tzinfo is not None else value.replace(tzinfo=timezone.utc)
         return encode(Timestamp((aware - _EPOCH) // timedelta(milliseconds=1)))
     if isinstance(value, timedelta):
-        # .NET's TimeSpan ends where a signed 64-bit count of ticks does.
+        # .NET's TimeSpan is a signed 64-bit number of ticks.
         ticks = min(max(value // timedelta(microseconds=1) * 10, -(2**63)), 2**63 - 1)
         return b"\x00" + encode(Symbol("com.microsoft:timespan")) + b"\x81" + struct.pack(">q", ticks)
     try:

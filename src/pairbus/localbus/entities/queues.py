@@ -1,7 +1,7 @@
-"""One queue: what it holds, its sessions, and what the passing of time does to them.
+"""One queue: its messages, its sessions, and the work that becomes due with time.
 
-A subscription, a dead-letter queue and a topic's inbox are queues too. What must be made durable, and who must
-be woken, is said through `Effects`; the broker carries it out.
+A subscription, a dead-letter queue and a topic's inbox are queues too. A queue reports through `Effects` what has to
+be persisted or scheduled; the broker carries it out.
 """
 
 from __future__ import annotations
@@ -10,22 +10,23 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from pairbus.localbus import bus_errors as conditions
+from pairbus.localbus import bus_errors
 from pairbus.localbus.bus_errors import BusError
 from pairbus.localbus.settings import Counts, QueueSettings
 
 from .effects import Effects
 from .limits import check_state
 from .message import ACTIVE, DEFERRED, SCHEDULED, Draft, Message
-from .message_store import NEVER, Holding
+from .message_store import NEVER, MessageStore
 from .sessions import Session, SessionTable
 
-_AT_A_TIME = 1000
+#: Due entries of each kind that one `advance` handles, so that it does not block the event loop.
+_ADVANCE_LIMIT = 1000
 DEAD_LETTER_SUFFIX = "/$DeadLetterQueue"
 
 
-class Queue(Holding):
-    """Messages with their sessions and their schedule."""
+class Queue(MessageStore):
+    """A queue: a message store with browsing, sessions and timed work."""
 
     def __init__(
         self, id: int, path: str, settings: QueueSettings, effects: Effects, *, dead_letters: Queue | None = None
@@ -34,20 +35,20 @@ class Queue(Holding):
         self.dead_letters: Queue | None = dead_letters
         self.transfer_dead_letters: Queue | None = None
 
-    # --- looking, by sequence number ---------------------------------------------------------------------
+    # --- access by sequence number -----------------------------------------------------------------------
 
     def peek(self, start: int, limit: int, session: str | None = None) -> list[Message]:
-        """Messages from a sequence number on, whatever their state; nothing is locked."""
-        return list(islice(self._from(start, session), limit))
+        """Return messages from a sequence number on, in any state, without locking them."""
+        return list(islice(self._messages_from(start, session), limit))
 
-    def _from(self, start: int, session: str | None) -> Iterator[Message]:
-        """Within a session only that session's messages are looked at, however many others there are."""
+    def _messages_from(self, start: int, session: str | None) -> Iterator[Message]:
+        """Yield messages from a sequence number on; of one session without walking over the others' messages."""
         if session is not None and self.sessions is not None:
             known = self.sessions.get(session)
-            its = [] if known is None else known.messages.values()
-            return (m for m in its if m.sequence >= start)
+            own = [] if known is None else known.messages.values()
+            return (m for m in own if m.sequence >= start)
         found = (self.messages[sequence] for sequence in self.messages.irange(minimum=start))
-        # In a dead-letter queue messages have sessions too, but are not lined up by them.
+        # Messages of a dead-letter queue keep their session id, but the queue has no sessions.
         return (m for m in found if session is None or (m.session_id or "") == session)
 
     def receive_deferred(
@@ -60,12 +61,13 @@ class Queue(Holding):
         delete: bool = False,
         most_bytes: float = NEVER,
     ) -> list[Message]:
-        """Deferred messages by their numbers; one that is not there, or not deferred, refuses all.
+        """Lock deferred messages by their sequence numbers, or remove them if `delete` is set.
 
-        So do several that have more than `most_bytes` together.
+        Raises `BusError`, and takes none, if one of them does not exist or is not deferred, or if several of them
+        have more than `most_bytes` together.
         """
         found = []
-        for sequence in dict.fromkeys(sequences):  # one that is named twice is meant once
+        for sequence in dict.fromkeys(sequences):  # a number may be given twice
             message = self.messages.get(sequence)
             if (
                 message is None
@@ -74,7 +76,7 @@ class Queue(Holding):
                 or (session is not None and (message.session_id or "") != session.id)
             ):
                 raise BusError(
-                    conditions.MESSAGE_NOT_FOUND,
+                    bus_errors.MESSAGE_NOT_FOUND,
                     f"Failed to lock one or more specified messages. The message with sequence number {sequence} "
                     "does not exist or is not deferred.",
                 )
@@ -82,7 +84,7 @@ class Queue(Holding):
         size = sum(message.size for message in found)
         if size > most_bytes and len(found) > 1:
             raise BusError(
-                conditions.MESSAGE_SIZE_EXCEEDED,
+                bus_errors.MESSAGE_SIZE_EXCEEDED,
                 f"The {len(found)} messages have {size} bytes together; {most_bytes} can be received at once. Ask for "
                 "fewer of them.",
             )
@@ -94,37 +96,37 @@ class Queue(Holding):
         return found
 
     def delete_oldest(self, limit: int, before: float = NEVER, session: str | None = None) -> int:
-        """Remove up to so many messages that wait, those with the lowest numbers; how many there were.
+        """Remove up to `limit` active messages, lowest sequence numbers first; return the number removed.
 
-        Of those only that were enqueued `before` a time in milliseconds. One that somebody has locked stays, and so do
-        those of a session that somebody holds, unless it is the session that is named.
+        Only messages that were enqueued `before` that time (in milliseconds) are removed. Locked messages stay, and
+        so do the messages of locked sessions, except for the session that is given.
         """
-        waiting = (
+        removable = (
             message
-            for message in self._from(0, session)
+            for message in self._messages_from(0, session)
             if message.state == ACTIVE
             and message.lock is None
             and int(message.enqueued_at * 1000) < before
-            and (session is not None or not self._is_held(message))
+            and (session is not None or not self._is_session_locked(message))
         )
-        chosen = list(islice(waiting, limit))
+        chosen = list(islice(removable, limit))
         for message in chosen:
-            self._line_of(message).left()
+            self._ready_list_of(message).note_removal()
             self._remove(message)
         return len(chosen)
 
-    def _is_held(self, message: Message) -> bool:
+    def _is_session_locked(self, message: Message) -> bool:
         session = None if self.sessions is None else self.sessions.get(message.session_id or "")
         return session is not None and session.owner is not None
 
     def cancel_scheduled(self, sequences: Iterable[int]) -> None:
-        """Remove scheduled messages; one that is not there refuses all."""
+        """Remove scheduled messages; raise `BusError`, and remove none, if one of them does not exist."""
         found = []
-        for sequence in dict.fromkeys(sequences):  # one that is named twice is meant once
+        for sequence in dict.fromkeys(sequences):  # a number may be given twice
             message = self.messages.get(sequence)
             if message is None or message.state != SCHEDULED:
                 raise BusError(
-                    conditions.MESSAGE_NOT_FOUND,
+                    bus_errors.MESSAGE_NOT_FOUND,
                     f"The scheduled message with SequenceNumber = {sequence} is not found.",
                 )
             found.append(message)
@@ -132,8 +134,8 @@ class Queue(Holding):
             self._remove(message)
 
     def counts(self) -> Counts:
-        """How many messages there are, by state; one that waits to be forwarded is in transfer."""
-        dead, stranded = self.dead_letters, self.transfer_dead_letters
+        """Return the message counts by state; messages that wait to be forwarded count as in transfer."""
+        dead, transfer_dead = self.dead_letters, self.transfer_dead_letters
         waiting = len(self.messages) - self._scheduled
         forwards = self.settings.forward_to is not None
         return Counts(
@@ -141,12 +143,12 @@ class Queue(Holding):
             dead_letter=0 if dead is None else len(dead.messages),
             scheduled=self._scheduled,
             transfer=waiting if forwards else 0,
-            transfer_dead_letter=0 if stranded is None else len(stranded.messages),
+            transfer_dead_letter=0 if transfer_dead is None else len(transfer_dead.messages),
         )
 
     @property
     def size_in_bytes(self) -> int:
-        """Bytes that count against the quota: dead letters included."""
+        """Bytes that count against the quota, those of the dead-letter queues included."""
         size = self._own_size
         if self.dead_letters is not None:
             size += self.dead_letters._own_size
@@ -157,8 +159,11 @@ class Queue(Holding):
     # --- sessions --------------------------------------------------------------------------------------
 
     def accept_session(self, id: str | None, owner: Any, now: float) -> Session | None:
-        """Lock a session by name, or the next free one that has messages; None if there is none."""
-        table = self._table()
+        """Lock the session of that id, or the next unlocked session with a ready message if `id` is None.
+
+        Returns None if there is no such session. Raises `BusError` if the given session is locked.
+        """
+        table = self._session_table()
         if id is None:
             session = table.next_free()
             if session is None:
@@ -166,72 +171,75 @@ class Queue(Holding):
         else:
             session = table.open(id)
             if session.owner is not None and session.until <= now:
-                self.advance(now)  # its lock has ended, only nobody has looked yet
+                self.advance(now)  # its lock has expired, and no timer has run since
                 session = table.open(id)
             if session.owner is not None:
                 raise BusError(
-                    conditions.SESSION_CANNOT_BE_LOCKED,
+                    bus_errors.SESSION_CANNOT_BE_LOCKED,
                     f"The requested session '{id}' cannot be accepted. It may be locked by another receiver.",
                 )
         until = now + self.settings.lock_duration.total_seconds()
         table.lock(session, owner, until)
-        self.wake(until)
+        self.request_advance(until)
         return session
 
     def has_free_session(self) -> bool:
-        """Whether `accept_session` would find one for whoever takes any."""
-        return self._table().next_free() is not None
+        """Return True if `accept_session` without an id would find a session."""
+        return self._session_table().next_free() is not None
 
     def release_session(self, session: Session, owner: Any, now: float) -> None:
-        """The holder leaves: its messages are there again at once, their delivery count as it was."""
+        """Unlock a session of `owner`; its locked messages are ready again, and their deliveries do not count."""
         if session.owner is owner and owner is not None:
-            self._free(session, now, counted=False)
+            self._unlock_session(session, now, counted=False)
 
     def renew_session(self, id: str, now: float) -> float:
+        """Extend a session's lock; return its new end."""
         session = self.held_session(id, now)
         until = now + self.settings.lock_duration.total_seconds()
-        self._table().extend(session, until)
-        self.wake(until)
+        self._session_table().extend(session, until)
+        self.request_advance(until)
         return until
 
     def held_session(self, id: str, now: float) -> Session:
-        """A session that somebody holds; raises if its lock is lost."""
-        session = self._table().get(id)
+        """Return a locked session; raise `BusError` if its lock has ended."""
+        session = self._session_table().get(id)
         if session is None or session.owner is None or session.until <= now:
             raise BusError(
-                conditions.SESSION_LOCK_LOST,
+                bus_errors.SESSION_LOCK_LOST,
                 "The session lock has expired on the MessageSession. Accept a new MessageSession.",
             )
         return session
 
     def set_session_state(self, id: str, state: bytes | None, now: float) -> None:
+        """Set or (None) clear the state of a locked session."""
         session = self.held_session(id, now)
         check_state(state)
         session.state, session.state_at = state, now
         self._effects.session_state(self, id, state)
 
     def restore_session_state(self, id: str, state: bytes, now: float) -> None:
-        session = self._table().open(id)
-        session.state, session.state_at = state, now  # when it was set is not kept
+        """Set a session's state that was read from the store; the store does not keep its time."""
+        session = self._session_table().open(id)
+        session.state, session.state_at = state, now
 
     def session_ids(self, updated_since: float | None = None) -> list[str]:
-        """Sessions with messages or a state, or those whose state was set since, in the order of their names."""
+        """Return the sorted ids of sessions with messages or a state, or with a state that was set since a time."""
         if updated_since is not None:
-            return sorted(s.id for s in self._table() if s.state is not None and s.state_at > updated_since)
-        return sorted(s.id for s in self._table() if s.messages or s.state is not None)
+            return sorted(s.id for s in self._session_table() if s.state is not None and s.state_at > updated_since)
+        return sorted(s.id for s in self._session_table() if s.messages or s.state is not None)
 
-    def _table(self) -> SessionTable:
+    def _session_table(self) -> SessionTable:
         if self.sessions is None:
             raise BusError(
-                conditions.NOT_ALLOWED,
+                bus_errors.NOT_ALLOWED,
                 "A sessionful message receiver cannot be created on an entity that does not require sessions. Ensure "
                 "RequiresSession is set to true when creating a Queue or Subscription to enable sessionful behavior. "
                 f"Entity: '{self.path}'.",
             )
         return self.sessions
 
-    def _free(self, session: Session, now: float, *, counted: bool) -> None:
-        for message in list(session.held.values()):
+    def _unlock_session(self, session: Session, now: float, *, counted: bool) -> None:
+        for message in list(session.locked.values()):
             self._give_back(message, now, counted=counted)
         assert self.sessions is not None
         self.sessions.unlock(session)
@@ -241,33 +249,33 @@ class Queue(Holding):
     # --- time ------------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> None:
-        """Carry out what time has brought: locks that ended, lives that ended, schedules that came.
+        """End expired locks, activate scheduled messages and remove expired ones.
 
-        So much at a time that others are served in between; what is left is due at once.
+        A call handles a limited number and requests the next call for the rest.
         """
-        self._due = NEVER
-        for tag in islice(self._lock_ends.due(now), _AT_A_TIME):
+        self._next_advance = NEVER
+        for tag in islice(self._lock_ends.due(now), _ADVANCE_LIMIT):
             self._give_back(self._locks[tag], now, counted=True)
         if self.sessions is not None:
-            for session in self.sessions.ended(now):
+            for session in self.sessions.expired(now):
                 owner = session.owner
-                self._free(session, now, counted=True)
+                self._unlock_session(session, now, counted=True)
                 self._effects.session_lost(self, session.id, owner)
-        for sequence in islice(self._schedule.due(now), _AT_A_TIME):
+        for sequence in islice(self._schedule.due(now), _ADVANCE_LIMIT):
             self._activate(self.messages[sequence], now)
-        for sequence in islice(self._expiries.due(now), _AT_A_TIME):
+        for sequence in islice(self._expiries.due(now), _ADVANCE_LIMIT):
             message = self.messages[sequence]
             if message.state == ACTIVE and message.lock is None:
-                self._line_of(message).left()
+                self._ready_list_of(message).note_removal()
                 self._expire(message, now)
-        self.wake(self._next_due())
+        self.request_advance(self._next_deadline())
 
-    def _next_due(self) -> float:
+    def _next_deadline(self) -> float:
         due = min(self._lock_ends.next(), self._schedule.next(), self._expiries.next())
-        return due if self.sessions is None else min(due, self.sessions.next_end())
+        return due if self.sessions is None else min(due, self.sessions.next_expiry())
 
     def _activate(self, message: Message, now: float) -> None:
-        """A scheduled message's time has come: it joins the end of the queue, under a new number."""
+        """Move a scheduled message that is due to the end of the queue, under a new sequence number."""
         payload = self._effects.payloads([message])[0]
         self._remove(message)
         draft = Draft(payload, message.size, session_id=message.session_id, time_to_live=message.time_to_live)
@@ -280,11 +288,11 @@ class Queue(Holding):
         self._effects.stored(self, active)
 
     def reconfigure(self, settings: QueueSettings) -> None:
-        """Take new settings; they hold for what comes, locks and lives that run stay as they are."""
+        """Replace the settings; running locks and expiry times stay as they are."""
         self.settings = settings
 
     def drop_all(self) -> None:
-        """The entity is deleted: everything in it goes."""
+        """Remove all messages, because the entity is deleted."""
         for message in list(self.messages.values()):
             if message.lock is not None:
                 self.unlock(message)

@@ -1,6 +1,6 @@
-"""Sessions of one queue: which messages wait in each, who holds it, until when, and its state.
+"""Sessions of one queue: the ready messages, the lock and the state of each.
 
-Pure: a clock comes in with every call. The queue owns the messages; here they are only lined up.
+Pure: the time is an argument of every call. The queue owns the messages; a session only orders them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ from .deadlines import Deadlines
 from .message import ACTIVE, Message
 
 #: A flag beside the state: the message has left its queue.
-GONE = 4
+REMOVED = 4
+_COMPACT_AT = 1000
 
 
-class Line:
-    """Messages in the order of their sequence numbers, also when one that was taken comes back."""
+class ReadyList:
+    """Messages that can be delivered, in order of their sequence numbers, those that were given back included.
+
+    A message that is locked or removed by another way than `pop` stays in the list and is skipped when it is reached.
+    """
 
     __slots__ = ("_fresh", "_returned", "_stale")
 
@@ -33,27 +37,28 @@ class Line:
     def put_back(self, message: Message) -> None:
         heapq.heappush(self._returned, (message.sequence, message))
 
-    def left(self) -> None:
-        """A message went without being popped; when such are the most, the line is cleared of them."""
+    def note_removal(self) -> None:
+        """Count a message that was removed without `pop`; drop such messages once they are the majority."""
         self._stale += 1
-        if self._stale > 1000 and self._stale * 2 > len(self._fresh) + len(self._returned):
+        if self._stale > _COMPACT_AT and self._stale * 2 > len(self):
             self._stale = 0
-            self._fresh = deque(m for m in self._fresh if _waits(m))
-            self._returned = [entry for entry in self._returned if _waits(entry[1])]
+            self._fresh = deque(m for m in self._fresh if _is_ready(m))
+            self._returned = [entry for entry in self._returned if _is_ready(entry[1])]
             heapq.heapify(self._returned)
 
     def head(self) -> Message | None:
-        """The next message that can be had; those that left the queue meanwhile are passed over."""
+        """Return the next message that can be delivered, None if there is none."""
         fresh, returned = self._fresh, self._returned
-        while fresh and not _waits(fresh[0]):
+        while fresh and not _is_ready(fresh[0]):
             fresh.popleft()
-        while returned and not _waits(returned[0][1]):
+        while returned and not _is_ready(returned[0][1]):
             heapq.heappop(returned)
         if returned and (not fresh or returned[0][0] < fresh[0].sequence):
             return returned[0][1]
         return fresh[0] if fresh else None
 
     def pop(self) -> Message | None:
+        """Remove and return the next message that can be delivered, None if there is none."""
         message = self.head()
         if message is not None:
             if self._returned and self._returned[0][1] is message:
@@ -62,44 +67,49 @@ class Line:
                 self._fresh.popleft()
         return message
 
+    def __len__(self) -> int:
+        """Return the number of entries, stale ones included."""
+        return len(self._fresh) + len(self._returned)
 
-def _waits(message: Message) -> bool:
+
+def _is_ready(message: Message) -> bool:
     return message.state == ACTIVE and message.lock is None
 
 
 class Session:
-    """One session: its messages whatever their state, the line of those that wait, its lock and its state.
+    """One session: all its messages, those that are ready or locked, its lock and its state.
 
-    A queue's numbers only grow, so `messages` is in their order.
+    `messages` is in order of sequence numbers, because a queue's numbers only grow.
     """
 
-    __slots__ = ("held", "id", "line", "messages", "owner", "state", "state_at", "until")
+    __slots__ = ("id", "locked", "messages", "owner", "ready", "state", "state_at", "until")
 
     def __init__(self, id: str) -> None:
         self.id = id
-        self.line = Line()
+        self.ready = ReadyList()
         self.messages: dict[int, Message] = {}
         self.owner: Any = None
         self.until = 0.0
-        self.held: dict[bytes, Message] = {}
+        self.locked: dict[bytes, Message] = {}
         self.state: bytes | None = None
         self.state_at = 0.0
 
 
 class SessionTable:
-    """All sessions of a queue; those that are free and have something to give are kept in order."""
+    """All sessions of a queue; those that have no owner and a ready message are kept in order of arrival."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
-        #: What is taken from its front again and again must not be a plain dict: that walks over all that was there.
+        #: An OrderedDict, because taking the first key of a plain dict walks over all deleted entries.
         self._free: OrderedDict[str, Session] = OrderedDict()
-        self._stirred: dict[Session, None] = {}
-        self._ends = Deadlines(self._ends_at)
+        self._updated: dict[Session, None] = {}
+        self._lock_ends = Deadlines(self._is_lock_end)
 
     def get(self, id: str) -> Session | None:
         return self._sessions.get(id)
 
     def open(self, id: str) -> Session:
+        """Return the session of that id; create it if necessary."""
         session = self._sessions.get(id)
         if session is None:
             session = self._sessions[id] = Session(id)
@@ -109,25 +119,26 @@ class SessionTable:
         return iter(self._sessions.values())
 
     def offer(self, session: Session) -> bool:
-        """Note that a session may have something for the next one who asks; says whether it is free."""
-        if session.owner is None and session.line.head() is not None:
+        """Note that a session may have a ready message; return True if any receiver may accept the session."""
+        if session.owner is None and session.ready.head() is not None:
             self._free[session.id] = session
             return True
         if session.owner is not None:
-            self._stirred[session] = None
+            self._updated[session] = None
         return False
 
-    def take_stirred(self) -> list[Session]:
-        """Sessions that may have something for their holders since this was last asked."""
-        stirred = list(self._stirred)
-        self._stirred.clear()
-        return stirred
+    def take_updated(self) -> list[Session]:
+        """Return the locked sessions that may have got a ready message since the last call."""
+        updated = list(self._updated)
+        self._updated.clear()
+        return updated
 
     def next_free(self) -> Session | None:
+        """Return the first session that has a ready message and no owner."""
         while self._free:
             id = next(iter(self._free))
             session = self._free[id]
-            if session.owner is None and session.line.head() is not None:
+            if session.owner is None and session.ready.head() is not None:
                 return session
             del self._free[id]
         return None
@@ -139,27 +150,28 @@ class SessionTable:
 
     def extend(self, session: Session, until: float) -> None:
         session.until = until
-        self._ends.add(until, session.id)
+        self._lock_ends.add(until, session.id)
 
     def unlock(self, session: Session) -> None:
         session.owner = None
-        session.held = {}
-        self._stirred.pop(session, None)
-        self.forget_if_idle(session)
+        session.locked = {}
+        self._updated.pop(session, None)
+        self.remove_if_idle(session)
 
-    def forget_if_idle(self, session: Session) -> None:
-        """A session that holds nothing is no session any more."""
+    def remove_if_idle(self, session: Session) -> None:
+        """Remove a session that has no owner, no messages and no state."""
         if session.owner is None and not session.messages and session.state is None:
             self._sessions.pop(session.id, None)
             self._free.pop(session.id, None)
 
-    def ended(self, now: float) -> list[Session]:
-        """Sessions whose lock has run out."""
-        return [self._sessions[id] for id in self._ends.due(now)]
+    def expired(self, now: float) -> list[Session]:
+        """Return the sessions whose lock has expired since the last call."""
+        return [self._sessions[id] for id in self._lock_ends.due(now)]
 
-    def next_end(self) -> float:
-        return self._ends.next()
+    def next_expiry(self) -> float:
+        """Return the time at which the next lock may expire."""
+        return self._lock_ends.next()
 
-    def _ends_at(self, when: float, id: str) -> bool:
+    def _is_lock_end(self, when: float, id: str) -> bool:
         session = self._sessions.get(id)
         return session is not None and session.owner is not None and session.until == when

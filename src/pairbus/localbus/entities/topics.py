@@ -1,4 +1,4 @@
-"""Topics: subscriptions, the rules that choose their messages, and what a rule's action changes in a copy."""
+"""Topics: subscriptions, the rules that filter their messages, and the actions that edit the copies."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from pairbus.localbus.settings import (
 )
 
 from .message import Message
-from .payload import Parts, View, encode_plain
+from .payload import MessageView, Parts, encode_plain
 from .queues import Queue
 
-Matcher = Callable[[View], bool]
+Matcher = Callable[[MessageView], bool]
 
 _FIELDS = {
     "messageid": sections.MESSAGE_ID,
@@ -46,13 +46,13 @@ _LAST_MOMENT = datetime.max.replace(tzinfo=timezone.utc)
 
 
 class Rule:
-    """One rule, compiled."""
+    """A subscription's rule with its filter and action compiled."""
 
     def __init__(self, settings: RuleSettings, created_at: float) -> None:
         self.settings = settings
         self.created_at = created_at
         self.matches = compile_filter(settings.filter)
-        self.always = isinstance(settings.filter, TrueFilter)
+        self.matches_all = isinstance(settings.filter, TrueFilter)
         self.action: SqlAction | None = None
         if settings.action is not None and settings.action.text.strip():
             try:
@@ -62,7 +62,7 @@ class Rule:
 
 
 def compile_filter(chosen: RuleFilter) -> Matcher:
-    """A filter as a function of a message."""
+    """Compile a filter; raise `BusError` if its SQL is wrong."""
     if isinstance(chosen, TrueFilter):
         return lambda view: True
     if isinstance(chosen, FalseFilter):
@@ -86,11 +86,11 @@ def _correlation(chosen: CorrelationFilter) -> Matcher:
         "replytosessionid": chosen.reply_to_session_id,
         "contenttype": chosen.content_type,
     }
-    wanted = {name: value for name, value in system.items() if value is not None}
+    required = {name: value for name, value in system.items() if value is not None}
     user = dict(chosen.properties)
 
-    def matches(view: View) -> bool:
-        for name, value in wanted.items():
+    def matches(view: MessageView) -> bool:
+        for name, value in required.items():
             if name not in view.system or str(view.system[name]) != value:
                 return False
         return all(_equal(user_value(view, name), value) for name, value in user.items())
@@ -98,19 +98,19 @@ def _correlation(chosen: CorrelationFilter) -> Matcher:
     return matches
 
 
-def _equal(found: object, wanted: object) -> bool:
-    if isinstance(found, bool) or isinstance(wanted, bool):
-        return found is wanted
-    if isinstance(found, datetime) and isinstance(wanted, datetime) and wanted.tzinfo is None:
-        return found.replace(tzinfo=None) == wanted
-    return found == wanted
+def _equal(found: object, expected: object) -> bool:
+    if isinstance(found, bool) or isinstance(expected, bool):
+        return found is expected
+    if isinstance(found, datetime) and isinstance(expected, datetime) and expected.tzinfo is None:
+        return found.replace(tzinfo=None) == expected
+    return found == expected
 
 
-def view_of(message: Message, payload: bytes) -> View:
-    """A topic's message as its rules read it, with what the service says of one that was just enqueued."""
+def view_of(message: Message, payload: bytes) -> MessageView:
+    """Return a topic's message as its rules read it, with the service's facts of a message just enqueued."""
     enqueued = _moment(message.enqueued_at)
     forever = message.expires_at == float("inf")
-    return View(
+    return MessageView(
         payload,
         {
             "deliverycount": 0,
@@ -125,7 +125,10 @@ def view_of(message: Message, payload: bytes) -> View:
 
 
 def _moment(seconds: float) -> datetime:
-    """A time of the broker's, to the millisecond as receivers see it; a life may end behind the calendar's end."""
+    """Convert a time of the broker to a datetime, in whole milliseconds as receivers see it.
+
+    The expiry of a long-lived message can lie beyond the calendar's end.
+    """
     try:
         return _EPOCH + timedelta(milliseconds=int(seconds * 1000))
     except OverflowError:
@@ -133,13 +136,13 @@ def _moment(seconds: float) -> datetime:
 
 
 def apply_edits(payload: bytes, edits: tuple[Edit, ...]) -> bytes:
-    """A payload with a rule's changes made; what no edit names stays byte for byte."""
+    """Return a payload with a rule's edits applied; all other bytes stay as they are."""
     parts = Parts.of(payload)
     fields: dict[int, bytes] = {}
     application: dict[str, bytes | None] = {}
     for edit in edits:
         if edit.scope == "user":
-            # The integers of the service's SQL are 64 bits wide.
+            # Integers of the service's SQL have 64 bits.
             wide = Long(edit.value) if type(edit.value) is int else edit.value
             application[edit.name] = None if edit.remove else encode_plain(wide)
         elif edit.name in _FIELDS:
@@ -159,7 +162,7 @@ def apply_edits(payload: bytes, edits: tuple[Edit, ...]) -> bytes:
 
 
 class Subscription:
-    """A queue that a topic fills, by rules."""
+    """A queue that a topic fills with the messages that its rules match."""
 
     def __init__(self, name: str, queue: Queue, created_at: float) -> None:
         self.name = name
@@ -173,7 +176,7 @@ class Subscription:
 
     @property
     def settings(self) -> QueueSettings:
-        """The subscription's settings, under its own name."""
+        """The queue's settings; their name is the subscription's, without the topic."""
         return self.queue.settings
 
     @property
@@ -184,29 +187,32 @@ class Subscription:
         return self.queue.counts()
 
     @property
-    def takes_all(self) -> bool:
-        """Whether its only rule is the default one, so that no message need be read."""
-        return len(self.rules) == 1 and all(r.always and r.action is None for r in self.rules.values())
+    def matches_all(self) -> bool:
+        """True if its only rule matches every message and changes none, so that messages need not be decoded."""
+        return len(self.rules) == 1 and all(r.matches_all and r.action is None for r in self.rules.values())
 
-    def copies(self, payload: bytes, view: View | None) -> list[bytes]:
-        """The copies this subscription gets: one for all rules without an action, one for each with one."""
+    def copies(self, payload: bytes, view: MessageView | None) -> list[bytes]:
+        """Return the copies for this subscription: one for all matching rules without an action, one for each with one.
+
+        Without a view every message matches.
+        """
         if view is None:
             return [payload]
-        found, plain = [], False
+        edited, unchanged = [], False
         for rule in self.rules.values():
             if not rule.matches(view):
                 continue
             if rule.action is None:
-                plain = True
+                unchanged = True
             else:
-                # The service says by which rule a copy came to be changed.
-                named = Edit("user", "RuleName", rule.settings.name, remove=False)
-                found.append(apply_edits(payload, (*rule.action.edits(view), named)))
-        return [payload, *found] if plain else found
+                # The service adds the name of the rule whose action changed the copy.
+                rule_name = Edit("user", "RuleName", rule.settings.name, remove=False)
+                edited.append(apply_edits(payload, (*rule.action.edits(view), rule_name)))
+        return [payload, *edited] if unchanged else edited
 
 
 class Topic:
-    """Takes messages into its inbox and copies each to the subscriptions that want it."""
+    """A topic: an inbox queue, from which each message is copied to the subscriptions whose rules match it."""
 
     def __init__(self, settings: TopicSettings, inbox: Queue, created_at: float) -> None:
         self.settings = settings
@@ -223,7 +229,7 @@ class Topic:
 
 
 def inbox_settings(topic: TopicSettings) -> QueueSettings:
-    """The settings of the queue inside a topic: what it shares with the topic, all else by default."""
+    """Return the settings of a topic's inbox: those that queues and topics share; defaults for the others."""
     return QueueSettings(
         topic.name,
         requires_duplicate_detection=topic.requires_duplicate_detection,

@@ -84,9 +84,9 @@ class Decision:
 
     error: BusError | None = None
     swallow: bool = False
-    silent: bool = False
+    no_reply: bool = False
     latency: float = 0.0
-    late: float = 0.0
+    reply_delay: float = 0.0
 
 
 @dataclass
@@ -214,9 +214,9 @@ class Faults:
             ):
                 continue
             if kind == "late-settle":
-                decision.late += fault.parameters["delay"]
+                decision.reply_delay += fault.parameters["delay"]
             elif kind in ("lost-settle", "lost-accept"):
-                decision.silent = True
+                decision.no_reply = True
             else:
                 decision.error = _lock_lost("session" in operation) if kind == "lock-lost" else _send_error(fault, path)
         return decision
@@ -230,7 +230,7 @@ class Faults:
                 decision.swallow = True
             elif self._hits(fault):
                 if fault.kind == "lost-accept":
-                    decision.silent = True
+                    decision.no_reply = True
                 else:
                     decision.error = _send_error(fault, path)
         return decision
@@ -261,17 +261,17 @@ class Faults:
                 if fault.kind == "lock-lost":
                     decision.error = _lock_lost(session)
                 elif fault.kind == "late-settle":
-                    decision.late += fault.parameters["delay"]
+                    decision.reply_delay += fault.parameters["delay"]
                 else:
-                    decision.silent = True
+                    decision.no_reply = True
         return decision
 
-    def is_silent(self, path: str) -> bool:
+    def is_black_hole(self, path: str) -> bool:
         """Whether nothing is answered at all: bytes are taken, and that is it."""
         return self.active and bool(self._for(path, "black-hole"))
 
     @property
-    def distance(self) -> float:
+    def connection_latency(self) -> float:
         """Seconds that all bytes take in each direction: latency that is of no entity."""
         if not self.active:
             return 0.0

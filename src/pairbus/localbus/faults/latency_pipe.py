@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 
-class Way:
+class LatencyPipe:
     """What goes one way. Without a distance it arrives at once, unless something is on its way still."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -17,7 +17,7 @@ class Way:
         #: How many bytes are on their way.
         self.size = 0
 
-    def go(self, seconds: float, size: int, arrive: Callable[[], None]) -> None:
+    def send(self, seconds: float, size: int, arrive: Callable[[], None]) -> None:
         """Call `arrive` after so many seconds; `size` is how many bytes it holds meanwhile."""
         if not seconds and not self._waiting:
             arrive()
@@ -29,12 +29,12 @@ class Way:
         self.size += size
         self._set_timer()
 
-    def hurry(self) -> None:
+    def flush(self) -> None:
         """Nothing more comes: what is on its way arrives now."""
         while self._waiting:
             self._arrive_one()
 
-    def lose(self) -> None:
+    def discard(self) -> None:
         """What is on its way never arrives."""
         self._waiting.clear()
         self.size = 0

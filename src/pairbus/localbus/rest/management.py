@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 from xml.etree.ElementTree import Element
 
-from pairbus.localbus.addresses import Place
+from pairbus.localbus.addresses import EntityPath
 from pairbus.localbus.bus_errors import ENTITY_EXISTS, NOT_ALLOWED, UNAUTHORIZED, BusError, not_found
 from pairbus.localbus.settings import HubSettings, QueueSettings, TopicSettings, check_path, check_subscription_name
 
@@ -73,7 +73,7 @@ class Management:
             self._authorize(request.headers.get("authorization"), path, MANAGE)
             return await self._route(request, path, context)
         except BusError as error:
-            if error.condition == UNAUTHORIZED and request.method == "GET" and self._has_no_entity(Place.of(path)):
+            if error.condition == UNAUTHORIZED and request.method == "GET" and self._has_no_entity(EntityPath.of(path)):
                 return _empty_feed()  # the service shows this with any key
             return service_error(error, request.method, path, host, self._broker.name)
 
@@ -84,41 +84,41 @@ class Management:
                 return await handler(request)
         if request.method not in ("GET", "PUT", "DELETE"):
             raise BusError(NOT_ALLOWED, f"The method {request.method} is not supported here.", status=405)
-        place = Place.of(path)
+        entity_path = EntityPath.of(path)
         if request.method == "PUT":
-            return await self._put(request, place, context)
+            return await self._put(request, entity_path, context)
         if request.method == "DELETE":
-            await self._delete(place)
+            await self._delete(entity_path)
             return Response(200)
         if lower == "$namespaceinfo":
             return _entry(atom.namespace_entry(self._broker, context), context)
         if lower.startswith("$resources/"):
             return self._list_entities(lower.removeprefix("$resources/"), request, context)
-        if place.listing:
-            return self._list_below(place, request, context)
-        return self._get(place, context)
+        if entity_path.listing:
+            return self._list_below(entity_path, request, context)
+        return self._get(entity_path, context)
 
     # GET
 
-    def _has_no_entity(self, place: Place) -> bool:
-        broker, path = self._broker, place.entity
-        below = place.subscription or place.listing or path.startswith("$")
+    def _has_no_entity(self, entity_path: EntityPath) -> bool:
+        broker, path = self._broker, entity_path.entity
+        below = entity_path.subscription or entity_path.listing or path.startswith("$")
         return not below and broker.queue(path) is None and broker.topic(path) is None and broker.hub(path) is None
 
-    def _get(self, place: Place, context: RequestContext) -> Response:
+    def _get(self, entity_path: EntityPath, context: RequestContext) -> Response:
         """Return an entity's entry; the service has an empty feed for a missing entity, and 404 below a topic."""
-        if place.subscription:
-            topic = self._broker.topic(place.entity)
+        if entity_path.subscription:
+            topic = self._broker.topic(entity_path.entity)
             if topic is None:
                 return _empty_feed()
-            subscription = self._subscription(place)
-            if not place.rule:
+            subscription = self._subscription(entity_path)
+            if not entity_path.rule:
                 return _entry(atom.subscription_entry(topic, subscription, context), context)
-            rule = _rule(subscription, place.rule)
+            rule = _rule(subscription, entity_path.rule)
             if rule is None:
-                raise not_found(place.rule)
+                raise not_found(entity_path.rule)
             return _entry(atom.rule_entry(topic, subscription, rule), context)
-        return self._entity(place.entity, context) or _empty_feed()
+        return self._entity(entity_path.entity, context) or _empty_feed()
 
     def _entity(self, path: str, context: RequestContext) -> Response | None:
         if (queue := self._broker.queue(path)) is not None:
@@ -139,40 +139,42 @@ class Management:
                 return _page("EventHubs", self._broker.hubs(), lambda h: atom.hub_entry(h, context), request, context)
         return _empty_feed()
 
-    def _list_below(self, place: Place, request: Request, context: RequestContext) -> Response:
-        topic = self._broker.topic(place.entity)
+    def _list_below(self, entity_path: EntityPath, request: Request, context: RequestContext) -> Response:
+        topic = self._broker.topic(entity_path.entity)
         if topic is None:
             return _empty_feed()
-        if place.listing == "Subscriptions":
+        if entity_path.listing == "Subscriptions":
             found = _by_name(topic.subscriptions)
-            return _page(place.listing, found, lambda s: atom.subscription_entry(topic, s, context), request, context)
-        subscription = self._subscription(place)
+            return _page(
+                entity_path.listing, found, lambda s: atom.subscription_entry(topic, s, context), request, context
+            )
+        subscription = self._subscription(entity_path)
         rules = _by_name(subscription.rules)
-        return _page(place.listing, rules, lambda r: atom.rule_entry(topic, subscription, r), request, context)
+        return _page(entity_path.listing, rules, lambda r: atom.rule_entry(topic, subscription, r), request, context)
 
-    def _subscription(self, place: Place) -> Subscription:
-        found = self._broker.subscription(place.entity, place.subscription)
+    def _subscription(self, entity_path: EntityPath) -> Subscription:
+        found = self._broker.subscription(entity_path.entity, entity_path.subscription)
         if found is None:
-            raise not_found(f"{place.entity}/Subscriptions/{place.subscription}")
+            raise not_found(f"{entity_path.entity}/Subscriptions/{entity_path.subscription}")
         return found
 
     # PUT
 
-    async def _put(self, request: Request, place: Place, context: RequestContext) -> Response:
+    async def _put(self, request: Request, entity_path: EntityPath, context: RequestContext) -> Response:
         """Create an entity, or with If-Match update it: settings that are left out get their defaults."""
         description = atom.read_description(request.body)
         update = "if-match" in request.headers
         match description.tag:
-            case "RuleDescription" if place.rule or place.listing == "Rules":
-                entry = self._put_rule(description, place, update)
-            case "SubscriptionDescription" if place.subscription and not place.rule:
-                entry = self._put_subscription(description, place, update, context)
-            case "QueueDescription" if not place.subscription and not place.listing:
-                entry = self._put_queue(description, place.entity, update, context)
-            case "TopicDescription" if not place.subscription and not place.listing:
-                entry = self._put_topic(description, place.entity, update, context)
-            case "EventHubDescription" if not place.subscription and not place.listing:
-                entry = self._put_hub(description, place.entity, update, context)
+            case "RuleDescription" if entity_path.rule or entity_path.listing == "Rules":
+                entry = self._put_rule(description, entity_path, update)
+            case "SubscriptionDescription" if entity_path.subscription and not entity_path.rule:
+                entry = self._put_subscription(description, entity_path, update, context)
+            case "QueueDescription" if not entity_path.subscription and not entity_path.listing:
+                entry = self._put_queue(description, entity_path.entity, update, context)
+            case "TopicDescription" if not entity_path.subscription and not entity_path.listing:
+                entry = self._put_topic(description, entity_path.entity, update, context)
+            case "EventHubDescription" if not entity_path.subscription and not entity_path.listing:
+                entry = self._put_hub(description, entity_path.entity, update, context)
             case other:
                 raise invalid_request(f"A {other} cannot be put at '{request.path}'.")
         await self._commit()
@@ -223,34 +225,34 @@ class Management:
         return atom.hub_entry(_required(self._broker.hub(path), path), context)
 
     def _put_subscription(
-        self, description: Element, place: Place, update: bool, context: RequestContext
+        self, description: Element, entity_path: EntityPath, update: bool, context: RequestContext
     ) -> atom.Entry:
         given = read_settings(description, SUBSCRIPTION, context)
-        topic = _required(self._broker.topic(place.entity), place.entity)
+        topic = _required(self._broker.topic(entity_path.entity), entity_path.entity)
         if update:
-            current = self._subscription(place)
+            current = self._subscription(entity_path)
             fields = _updated_fields(current.settings, given, "Subscription")
             settings = QueueSettings(atom.short_name(current), **fields)
             self._check_forwards(settings)
             self._broker.update_subscription(topic.settings.name, settings)
         else:
-            check_subscription_name(place.subscription)
-            settings = QueueSettings(place.subscription, **given)
+            check_subscription_name(entity_path.subscription)
+            settings = QueueSettings(entity_path.subscription, **given)
             self._check_forwards(settings)
-            if self._broker.subscription(place.entity, place.subscription) is not None:
-                raise BusError(ENTITY_EXISTS, f"The subscription '{place.subscription}' already exists.")
+            if self._broker.subscription(entity_path.entity, entity_path.subscription) is not None:
+                raise BusError(ENTITY_EXISTS, f"The subscription '{entity_path.subscription}' already exists.")
             rule = child(description, "DefaultRuleDescription")
             first = None if rule is None else read_rule(rule)
             self._broker.create_subscription(topic.settings.name, settings, first)
-        return atom.subscription_entry(topic, self._subscription(place), context)
+        return atom.subscription_entry(topic, self._subscription(entity_path), context)
 
-    def _put_rule(self, description: Element, place: Place, update: bool) -> atom.Entry:
+    def _put_rule(self, description: Element, entity_path: EntityPath, update: bool) -> atom.Entry:
         """Create or update a rule; Go's client puts the default rule at the list, named by its description."""
-        if update and not place.rule:
+        if update and not entity_path.rule:
             raise invalid_request("The name of the rule to update is missing.")
-        settings = read_rule(description, place.rule)
-        topic = _required(self._broker.topic(place.entity), place.entity)
-        subscription = self._subscription(place)
+        settings = read_rule(description, entity_path.rule)
+        topic = _required(self._broker.topic(entity_path.entity), entity_path.entity)
+        subscription = self._subscription(entity_path)
         current = _rule(subscription, settings.name)
         if update:
             if current is None:
@@ -261,7 +263,7 @@ class Management:
             if current is not None:
                 raise BusError(ENTITY_EXISTS, f"The rule '{settings.name}' already exists.")
             self._broker.create_rule(topic.settings.name, atom.short_name(subscription), settings)
-        rule = _required(_rule(self._subscription(place), settings.name), settings.name)
+        rule = _required(_rule(self._subscription(entity_path), settings.name), settings.name)
         return atom.rule_entry(topic, subscription, rule)
 
     def _check_name_is_free(self, path: str) -> None:
@@ -279,16 +281,16 @@ class Management:
 
     # DELETE
 
-    async def _delete(self, place: Place) -> None:
-        broker, entity = self._broker, place.entity
-        if place.listing:
+    async def _delete(self, entity_path: EntityPath) -> None:
+        broker, entity = self._broker, entity_path.entity
+        if entity_path.listing:
             raise BusError(NOT_ALLOWED, "A list cannot be deleted.", status=405)
-        if place.rule:
-            subscription = self._subscription(place)
-            rule = _required(_rule(subscription, place.rule), place.rule)
+        if entity_path.rule:
+            subscription = self._subscription(entity_path)
+            rule = _required(_rule(subscription, entity_path.rule), entity_path.rule)
             broker.delete_rule(entity, atom.short_name(subscription), rule.settings.name)
-        elif place.subscription:
-            broker.delete_subscription(entity, atom.short_name(self._subscription(place)))
+        elif entity_path.subscription:
+            broker.delete_subscription(entity, atom.short_name(self._subscription(entity_path)))
         elif broker.queue(entity) is not None:
             broker.delete_queue(entity)
         elif broker.topic(entity) is not None:
