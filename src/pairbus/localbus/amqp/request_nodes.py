@@ -159,7 +159,7 @@ class CbsLink(RequestLink):
             grant = server.authorizer.grant(request.body, audience, server.now())
             if address.entity and target is None:
                 name = address.name[:200]
-                log.warning("token for '%s' refused: there is no such entity; create it, or check its name", name)
+                log.warning("token refused for '%s', which does not exist; create it, or check its name", name)
                 raise bus_errors.not_found(address.name)
         except BusError as error:
             return Reply.of(error)
