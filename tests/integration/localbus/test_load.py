@@ -226,7 +226,7 @@ def test_a_client_that_does_not_read_holds_nobody_up(bus: LocalBus, calm: Calm) 
         stuck._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stuck.put_token("stuck")
         stuck.receiver("stuck", 1000)
-        stuck._write()  # and from now on it does not read
+        stuck.flush()  # and from now on it does not read
         calm.work()
         grown = _memory(bus.pid) - before
     assert grown < 60_000_000

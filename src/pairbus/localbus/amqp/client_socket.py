@@ -38,6 +38,7 @@ class ClientSocket:
         self._inbound_delay, self._outbound_delay = LatencyPipe(self._server.loop), LatencyPipe(self._server.loop)
         #: Received bytes that wait for the client's next share.
         self._unprocessed = b""
+        self._input_limited = False
         self._transport_full = False
         self._linger: asyncio.TimerHandle | None = None
         self.writable = True
@@ -65,6 +66,7 @@ class ClientSocket:
         """Process received bytes, after the latency of a fault if there is one."""
         self._inbound_delay.send(self._server.faults.connection_latency, len(data), lambda: self._arrive(data))
         if self._inbound_delay.size > _MAX_DELAYED_INPUT_BYTES:
+            self._input_limited = True
             self._update_reading()
 
     def process_rest(self) -> None:
@@ -76,6 +78,9 @@ class ClientSocket:
 
     def _arrive(self, data: bytes) -> None:
         connection = self._connection
+        if self._input_limited and self._inbound_delay.size <= _MAX_DELAYED_INPUT_BYTES:
+            self._input_limited = False
+            self._update_reading()
         if not connection.alive or connection.closing:
             return
         shared = self._server.active_clients.record(connection)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pairbus.localbus.connection")
 
-#: Ticks (seconds) until a connection that is closing is cut.
+#: Ticks (seconds) until a closing connection is cut if its client does not read the close.
 _CLOSING_TICKS = 10
 #: Ticks (seconds) until a client that has not sent its open is cut; Proton's own time-out begins with the open.
 _OPENING_TICKS = 60
@@ -213,7 +213,7 @@ class AmqpConnection(asyncio.Protocol):
         return self._closing
 
     def close(self, error: BusError | None = None) -> None:
-        """Send a close; the socket is closed when the client has answered it, or after a time-out."""
+        """Send a close, then end the output; later input is discarded."""
         if self.alive and not self._closing:
             self._closing = True
             self._engine.close(error)
