@@ -1,7 +1,7 @@
-"""Microsoft's Service Bus SDKs for JavaScript, Go and Java, unmodified, against one localbus.
+"""Microsoft's Service Bus SDKs for JavaScript, Go and Java, unmodified, with one localbus.
 
-Each language has a conformance program beside this file. It is built into ``.build/``, run once, and prints
-one JSON line per case; every case is a test here. Run with ``pytest -m sdks tests/sdks`` (``make sdk-test``).
+Each language has a conformance program in this folder. It is built into ``.build/`` and run once, and prints one JSON
+line per case; each case is a test here. Run with ``pytest -m sdks tests/sdks`` (``make sdk-test``).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ CASES = [
     "admin_wrong_key",
 ]
 
-# What only some of the SDKs can do.
+# Cases that only some of the SDKs can run.
 MORE = {
     "js": ["streaming_receive", "topic_rule_manager", "admin_list_pages"],
     "go": ["session_list", "admin_list_pages"],
@@ -150,7 +150,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Report:
-    """What one program said: its outcomes by case, its exit code and the end of its error stream."""
+    """The result of one program: its outcomes by case, its exit code and the end of its error stream."""
 
     outcomes: dict[str, Outcome]
     exit_code: int
@@ -169,20 +169,20 @@ def language(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def said(bus: LocalBus) -> dict[str, Report | str]:
-    """What each language's program reported, or why it could not, in whatever order the cases are run."""
+def reports(bus: LocalBus) -> dict[str, Report | str]:
+    """Return the report of each language's program, or the error that prevented it."""
     return {}
 
 
 @pytest.fixture
-def report(language: str, bus: LocalBus, said: dict[str, Report | str]) -> Report:
-    """Builds and runs the language's program, once."""
-    if language not in said:
+def report(language: str, bus: LocalBus, reports: dict[str, Report | str]) -> Report:
+    """Return the report of the language's program, which is built and run once."""
+    if language not in reports:
         try:
-            said[language] = run_program(language, bus)
+            reports[language] = run_program(language, bus)
         except pytest.fail.Exception as failure:
-            said[language] = str(failure)
-    found = said[language]
+            reports[language] = str(failure)
+    found = reports[language]
     if isinstance(found, str):
         pytest.fail(found, pytrace=False)
     return found
@@ -204,7 +204,7 @@ def run_program(language: str, bus: LocalBus) -> Report:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=RUN_LIMIT, check=False)
     except subprocess.TimeoutExpired as late:
         so_far = (late.stdout or b"").decode(errors="replace")
-        pytest.fail(f"{language}: no end within {RUN_LIMIT} s; it had said:\n{so_far[-4000:]}", pytrace=False)
+        pytest.fail(f"{language}: no end within {RUN_LIMIT} s; it had reports:\n{so_far[-4000:]}", pytrace=False)
     outcomes = {}
     for line in done.stdout.splitlines():
         if line.startswith("{"):
@@ -259,8 +259,8 @@ def test_case(report: Report, case: str) -> None:
         pytest.fail(outcome.detail, pytrace=False)
 
 
-def test_program_ends_well(report: Report, language: str) -> None:
-    """Every case of the program is listed here, none is listed in vain, and the exit code agrees."""
+def test_the_program_runs_exactly_the_listed_cases(report: Report, language: str) -> None:
+    """Its exit code agrees with the outcomes."""
     assert set(report.outcomes) == set(CASES + MORE[language]), report.errors
     assert (report.exit_code == 0) == all(outcome.ok for outcome in report.outcomes.values()), report.errors
 
@@ -269,8 +269,8 @@ def text(value: object) -> object:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def test_python_reads_what_the_other_sdk_sent_on(report: Report, bus: LocalBus, language: str) -> None:
-    """A message from Python's SDK, received and sent on by another SDK, still says the same."""
+def test_python_reads_a_message_that_another_sdk_resent(report: Report, bus: LocalBus, language: str) -> None:
+    """A message from Python's SDK, received and sent by another SDK, has the same body and properties."""
     with (
         ServiceBusClient.from_connection_string(bus.connection_string) as client,
         client.get_queue_receiver(f"interop-{language}-out", max_wait_time=5) as receiver,

@@ -1,4 +1,4 @@
-"""AMQP frames written by hand, right or wrong, for tests that speak to localbus below any client library."""
+"""AMQP frames written by hand, valid and invalid, for tests that use no client library."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def frame(body: bytes, channel: int = 0, kind: int = 0) -> bytes:
 
 
 def performative(code: int, *fields: Any, channel: int = 0, payload: bytes = b"") -> bytes:
-    """One frame; a field given as bytes-like `Raw` is put in as it is."""
+    """Return one frame; a field given as `Raw` is used as it is."""
     return frame(described(code, *fields) + payload, channel)
 
 
 class Raw(bytes):
-    """Encoded already."""
+    """A value that is encoded already."""
 
 
 def described(code: int, *fields: Any) -> bytes:
@@ -43,7 +43,7 @@ def open_(container: str = "test", max_frame: int = 65_536, channel_max: int = 6
 
 
 def hello(**options: Any) -> bytes:
-    """Everything from the first byte to the open."""
+    """Return the bytes of a client from the protocol header to the open."""
     return SASL_HEADER + sasl_init() + AMQP_HEADER + open_(**options)
 
 
@@ -54,7 +54,7 @@ def begin(channel: int = 0, incoming_window: int = 5000) -> bytes:
 def attach(
     name: str, handle: int, address: str | None, *, receiver: bool = False, channel: int = 0, **options: Any
 ) -> bytes:
-    """A link of the client's; `reply` is the address of its own end, `settled` asks for pre-settled transfers."""
+    """Return a client's attach; `reply` is the address of its own end, `settled` asks for settled transfers."""
     theirs = Raw(described(0x28 if receiver else 0x29, address))
     ours = Raw(described(0x29 if receiver else 0x28, options.get("reply", "client")))
     return performative(
@@ -107,14 +107,14 @@ def disposition(
 
 
 def message(body: bytes = b"body", **properties: Any) -> bytes:
-    """An encoded message with a data body and application properties."""
+    """Return an encoded message with a data body and application properties."""
     named = described(0x73, "m")
     mapped = b"\x00\x53\x74" + encode(properties) if properties else b""
     return named + mapped + b"\x00\x53\x75" + encode(body)
 
 
 def put_token(audience: str, token: str) -> bytes:
-    """A request to `$cbs`."""
+    """Return a request to `$cbs`."""
     properties = {"operation": "put-token", "type": "jwt", "name": audience}
     return (
         described(0x73, "1", None, None, None, "cbs")
@@ -125,9 +125,9 @@ def put_token(audience: str, token: str) -> bytes:
 
 
 def authorized(path: str, token: str, channel: int = 0) -> list[bytes]:
-    """From the first byte to a token that covers a path (`$cbs` on handles 0 and 1).
+    """Return the frames from the protocol header to a token for a path (`$cbs` on handles 0 and 1).
 
-    In pieces: a client must have seen the answer to its begin before it transfers.
+    They are separate: a client has to wait for the answer to its begin before it transfers.
     """
     links = (
         hello()
@@ -140,7 +140,7 @@ def authorized(path: str, token: str, channel: int = 0) -> list[bytes]:
 
 
 def nested(depth: int, kind: int = 0xD0) -> bytes:
-    """A list in a list in a list … or, with 0xD1, maps, 0xF0, arrays, 0, descriptors."""
+    """Return nested lists or, with 0xD1, maps, with 0xF0, arrays, with 0, descriptors."""
     if kind == 0:
         return b"\x00" * depth + b"\x40"
     raw = b"\x40"
@@ -155,7 +155,7 @@ def nested(depth: int, kind: int = 0xD0) -> bytes:
 
 
 def split_frames(data: bytes) -> Iterator[bytes]:
-    """The frames (and protocol headers) of a stream; a rest that is no frame comes last."""
+    """Return the frames and protocol headers of a stream, with an incomplete frame last."""
     pos = 0
     while len(data) - pos >= 8:
         size = 8 if data[pos : pos + 4] == b"AMQP" else struct.unpack_from(">I", data, pos)[0]
@@ -168,7 +168,7 @@ def split_frames(data: bytes) -> Iterator[bytes]:
 
 
 def read_performative(raw: bytes) -> tuple[int, int, list[Any], bytes]:
-    """Of one AMQP frame: code, channel, fields, payload."""
+    """Return code, channel, fields and payload of one AMQP frame."""
     size, offset, _, channel = struct.unpack_from(">IBBH", raw)
     value, end = decode(raw, offset * 4)
     assert isinstance(value, Described)
@@ -194,7 +194,7 @@ class Peer:
         self.socket.close()
 
     def send(self, data: bytes) -> bool:
-        """Whether the server still took it."""
+        """Send bytes; return False if the server has closed the connection."""
         try:
             self.socket.sendall(data)
         except OSError:
@@ -202,7 +202,7 @@ class Peer:
         return True
 
     def frames(self, seconds: float = 30.0) -> Iterator[tuple[int, int, list[Any], bytes]]:
-        """The server's AMQP performatives as they come; ends with the connection."""
+        """Yield the server's performatives until the connection is closed."""
         deadline = time.monotonic() + seconds
         while True:
             while len(self._seen) >= 8:
@@ -226,14 +226,14 @@ class Peer:
             self._seen += data
 
     def expect(self, code: int, seconds: float = 30.0) -> tuple[int, int, list[Any], bytes]:
-        """The next performative of a kind."""
+        """Return the next performative of a kind."""
         for found in self.frames(seconds):
             if found[0] == code:
                 return found
         raise AssertionError(f"the connection ended without a 0x{code:02x}")
 
     def last_error(self, seconds: float = 30.0) -> str | None:
-        """The condition of the close (or end, or detach) with which the server ended; None if it just hung up."""
+        """Return the condition of the server's close, end or detach, None if it closed the socket without one."""
         condition: str | None = None
         for code, _, fields, _ in self.frames(seconds):
             if code in (DETACH, END, CLOSE):

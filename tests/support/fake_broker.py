@@ -66,7 +66,7 @@ def _check(rules: Iterable[RuleSettings | None]) -> None:
 
 
 class FakeBroker:
-    """Implements `pairbus.localbus.rest.ports.Broker`."""
+    """Implements `pairbus.localbus.rest.broker_interface.Broker`."""
 
     def __init__(self, name: str = "contoso") -> None:
         self.name = name

@@ -1,8 +1,8 @@
-"""Fuzzing localbus with mutated AMQP sessions: a server in this process, on a transport that is only memory.
+"""Fuzzing of localbus with mutated AMQP sessions: a server in this process, with transports in memory.
 
-`Bench` is the server, `mutate` makes inputs from real sessions (structurally and by bytes), `run_input` feeds one and
-checks that the server still keeps its promises. `python -m tests.support.fuzz_frames --seconds 600` is the long
-campaign on one core; `make fuzz` runs a part of it.
+`FuzzServer` is the server, `mutate` changes real sessions (their structure or their bytes), and `run_input` feeds one
+and checks the server. `python -m tests.support.fuzz_frames --seconds 600` is the long campaign on one core; `make fuzz`
+runs a part of it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SESSIONS = Path(__file__).parent.parent / "data" / "sessions"
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.time = 1_800_000_000.0
@@ -43,7 +43,7 @@ class Clock:
 
 
 class MemoryTransport(asyncio.Transport):
-    """Keeps what the server writes, and what the server did to the connection."""
+    """A transport that keeps the server's output, and whether it was closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class MemoryTransport(asyncio.Transport):
 
 
 class LenientAuthorizer(Authorizer):
-    """Checks a token as always, then grants all the same: recorded tokens have long expired."""
+    """An authorizer that checks tokens and grants everything: recorded tokens have expired."""
 
     def grant(self, token: str, audience: str, now: float, *args: Any, **more: Any) -> Grant:
         try:
@@ -80,22 +80,22 @@ class LenientAuthorizer(Authorizer):
             return Grant("", frozenset(RIGHTS), float("inf"))
 
 
-class Complaints(logging.Handler):
-    """What the server logs as an error is a find."""
+class ErrorLog(logging.Handler):
+    """Collects what is logged as an error."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self.found: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         if record.exc_info and record.exc_info[1] is not None:
             text += "\n" + logging.Formatter().formatException(record.exc_info)
-        self.found.append(text)
+        self.messages.append(text)
 
 
-class Bench:
-    """One server, many clients."""
+class FuzzServer:
+    """One server, and a method that runs a client."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -104,9 +104,9 @@ class Bench:
             [Key("RootManageSharedAccessKey", "SAS_KEY_VALUE")], hosts=frozenset(("127.0.0.1", "localhost"))
         )
         self.server = Server(self.broker, authorizer)
-        self.complaints = Complaints()
-        logging.getLogger("pairbus").addHandler(self.complaints)
-        logging.getLogger("asyncio").addHandler(self.complaints)
+        self.error_log = ErrorLog()
+        logging.getLogger("pairbus").addHandler(self.error_log)
+        logging.getLogger("asyncio").addHandler(self.error_log)
         asyncio.get_running_loop().set_exception_handler(self._unhandled)
         brief = timedelta(seconds=5)
         self.broker.create_queue(QueueSettings("orders", lock_duration=brief, max_delivery_count=3))
@@ -135,10 +135,10 @@ class Bench:
         text = str(context.get("message"))
         if error is not None:
             text += "\n" + logging.Formatter().formatException((type(error), error, error.__traceback__))
-        self.complaints.found.append(text)
+        self.error_log.messages.append(text)
 
     async def feed(self, pieces: list[bytes], *, wait: float = 0.0) -> MemoryTransport:
-        """One client: its bytes, piece by piece, then its end."""
+        """Run one client: its bytes, piece by piece, then the end of its input."""
         connection, transport = AmqpConnection(self.server), MemoryTransport()
         connection.connection_made(transport)
         for piece in pieces:
@@ -161,8 +161,8 @@ class Bench:
             await asyncio.sleep(0)
 
     async def close(self) -> None:
-        logging.getLogger("pairbus").removeHandler(self.complaints)
-        logging.getLogger("asyncio").removeHandler(self.complaints)
+        logging.getLogger("pairbus").removeHandler(self.error_log)
+        logging.getLogger("asyncio").removeHandler(self.error_log)
         await self.server.stop(0.0)
 
 
@@ -170,7 +170,7 @@ class Bench:
 
 
 def handmade() -> dict[str, bytes]:
-    """Sessions that reach what the SDK's own do not: every kind of frame, on every kind of entity."""
+    """Return sessions with frames that the SDK does not send: every kind of frame, on every kind of entity."""
     start = b"".join(amqp.authorized("sb://localhost/", "token"))
     text = amqp.message(b"x" * 40, a=UInt(5), b="y")
     batch = b"".join(b"\x00\x53\x75" + encode(text) for _ in range(3))
@@ -282,7 +282,7 @@ def _requests(text: bytes) -> Iterator[bytes]:
 
 
 def seeds() -> dict[str, bytes]:
-    """Recorded sessions of the SDK, and the handmade ones."""
+    """Return recorded sessions of the SDK, and the handmade ones."""
     recorded = {path.stem: path.read_bytes() for path in sorted(SESSIONS.glob("*.amqp"))}
     return {**recorded, **handmade()}
 
@@ -299,7 +299,7 @@ _ODD = (
 
 
 def _value_spans(body: bytes, at: int, end: int, depth: int = 0) -> list[tuple[int, int]]:
-    """Where values lie within a value, itself first."""
+    """Return the spans of a value and of the values within it."""
     spans: list[tuple[int, int]] = []
     try:
         after = skip(body, at)
@@ -326,7 +326,7 @@ def _value_spans(body: bytes, at: int, end: int, depth: int = 0) -> list[tuple[i
 
 
 def _resize(body: bytes, at: int, old_end: int, new: bytes) -> bytes:
-    """Replace a value, with the sizes of the lists and maps around it made right again."""
+    """Replace a value, and correct the sizes of the lists and maps around it."""
     changed = bytearray(body)
     delta = len(new) - (old_end - at)
     for start, after in _value_spans(body, 0, len(body)):
@@ -342,7 +342,7 @@ def _resize(body: bytes, at: int, old_end: int, new: bytes) -> bytes:
 
 
 def mutate(rng: random.Random, pool: list[list[bytes]]) -> list[bytes]:
-    """A session's frames with some of them changed, moved, doubled, dropped or borrowed from another session."""
+    """Return a session with some frames changed, moved, repeated, removed or taken from another session."""
     frames = list(rng.choice(pool))
     for _ in range(rng.choice((1, 1, 2, 3, 6))):
         if not frames:
@@ -434,7 +434,7 @@ def _change_channel(rng: random.Random, raw: bytes) -> bytes:
 
 
 def pieces(rng: random.Random, frames: list[bytes]) -> list[bytes]:
-    """The bytes as a network might bring them."""
+    """Cut bytes into pieces as a network might."""
     kind = rng.random()
     if kind < 0.05:
         return [b"".join(frames)]
@@ -455,70 +455,70 @@ def pieces(rng: random.Random, frames: list[bytes]) -> list[bytes]:
 # --- runs -----------------------------------------------------------------------------------------------------
 
 
-class Find(AssertionError):
-    """An input that broke a promise."""
+class FuzzFailure(AssertionError):
+    """An input that the server does not handle as it must."""
 
 
-async def run_inputs(seed: int, count: int, *, per_bench: int = 200, seconds: float = float("inf")) -> int:
-    """Feed inputs to servers in this process; raises `Find` with the way to repeat it. The number that was fed."""
+async def run_inputs(seed: int, count: int, *, per_server: int = 200, seconds: float = float("inf")) -> int:
+    """Feed inputs to servers in this process; return their number. FuzzFailure says how to repeat one."""
     pool = [list(amqp.split_frames(data)) for data in seeds().values()]
     until = time.monotonic() + seconds
     done = 0
     while done < count and time.monotonic() < until:
-        bench = Bench()
-        for number in range(done, min(done + per_bench, count)):
-            await run_input(bench, seed, number, pool)
-        done = min(done + per_bench, count)
-        await check_alive(bench, f"seed {seed}, up to input {done}")
-        await bench.close()
+        fuzz_server = FuzzServer()
+        for number in range(done, min(done + per_server, count)):
+            await run_input(fuzz_server, seed, number, pool)
+        done = min(done + per_server, count)
+        await check_alive(fuzz_server, f"seed {seed}, up to input {done}")
+        await fuzz_server.close()
         gc.collect()
     return done
 
 
-async def run_input(bench: Bench, seed: int, number: int, pool: list[list[bytes]]) -> None:
+async def run_input(fuzz_server: FuzzServer, seed: int, number: int, pool: list[list[bytes]]) -> None:
     rng = random.Random(f"{seed}/{number}")
     chosen = pieces(rng, mutate(rng, pool))
     name = f"seed {seed}, input {number} ({b''.join(chosen).hex()[:4000]})"
     started = time.thread_time()
-    transport = await bench.feed(chosen, wait=rng.choice((0.0, 0.0, 6.0, 61.0)))
+    transport = await fuzz_server.feed(chosen, wait=rng.choice((0.0, 0.0, 6.0, 61.0)))
     took = time.thread_time() - started
     if took > 2.0:
-        raise Find(f"{name} took {took:.1f} s")
+        raise FuzzFailure(f"{name} took {took:.1f} s")
     if len(transport.written) > 8_000_000:
-        raise Find(f"{name} was answered with {len(transport.written)} bytes")
+        raise FuzzFailure(f"{name} was answered with {len(transport.written)} bytes")
     check_output(bytes(transport.written), name)
-    if bench.server.failed.done():
-        raise Find(f"{name} ended the server: {bench.server.failed.exception()!r}")
-    if bench.complaints.found:
-        raise Find(f"{name}: {bench.complaints.found[0]}")
-    if bench.server.connections:
-        raise Find(f"{name} left a connection behind")
+    if fuzz_server.server.failed.done():
+        raise FuzzFailure(f"{name} ended the server: {fuzz_server.server.failed.exception()!r}")
+    if fuzz_server.error_log.messages:
+        raise FuzzFailure(f"{name}: {fuzz_server.error_log.messages[0]}")
+    if fuzz_server.server.connections:
+        raise FuzzFailure(f"{name} left a connection behind")
 
 
 def check_output(written: bytes, name: str) -> None:
-    """What the server writes must be frames, whatever it was sent."""
+    """Assert that the server's output is frames."""
     for raw in amqp.split_frames(written):
         if raw[:4] == b"AMQP":
             continue
         if len(raw) < 8 or struct.unpack_from(">I", raw)[0] != len(raw):
-            raise Find(f"{name} was answered with no frame: {raw[:40].hex()}")
+            raise FuzzFailure(f"{name} was answered with no frame: {raw[:40].hex()}")
         if len(raw) > 8:
             skip(raw, raw[4] * 4)  # not decoded: it may echo what the client wrote
 
 
-async def check_alive(bench: Bench, name: str) -> None:
-    """Another client is still served: it sends a message and gets one."""
+async def check_alive(fuzz_server: FuzzServer, name: str) -> None:
+    """Assert that another client can send and receive a message."""
     start = amqp.authorized("sb://localhost/", "token")
-    bench.broker.create_queue(QueueSettings("fresh"))
+    fuzz_server.broker.create_queue(QueueSettings("fresh"))
     use = (
         amqp.attach("out", 2, "fresh")
         + amqp.attach("in", 3, "fresh", receiver=True)
         + amqp.flow(3, 10)
         + amqp.transfer(2, 1, amqp.message(b"still here"))
     )
-    transport = await bench.feed([*start, use])
+    transport = await fuzz_server.feed([*start, use])
     if b"still here" not in transport.written:
-        raise Find(f"after {name} another client got nothing: {bytes(transport.written[-200:]).hex()}")
+        raise FuzzFailure(f"after {name} another client got nothing: {bytes(transport.written[-200:]).hex()}")
 
 
 def main() -> int:
@@ -532,7 +532,7 @@ def main() -> int:
 
         async def one() -> None:
             pool = [list(amqp.split_frames(data)) for data in seeds().values()]
-            await run_input(Bench(), arguments.seed, arguments.only, pool)
+            await run_input(FuzzServer(), arguments.seed, arguments.only, pool)
 
         asyncio.run(one())
         return 0

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def serving(protocol: Callable[[], asyncio.Protocol], tls: ssl.SSLContext | None = None) -> Iterator[int]:
-    """The port on 127.0.0.1; nothing of the server is left behind."""
+    """Yield the server's port on 127.0.0.1; assert that nothing of the server is left."""
     loop = asyncio.new_event_loop()
     started = threading.Event()
     ports: list[int] = []

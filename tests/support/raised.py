@@ -1,4 +1,4 @@
-"""One table: what the SDK, sync or async, makes of each AMQP condition that a send is rejected with."""
+"""The exception of the SDK, sync and async, for each AMQP condition with which a send is rejected."""
 
 from __future__ import annotations
 

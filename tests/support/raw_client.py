@@ -99,7 +99,7 @@ class RawClient:
         return found
 
     def _pump(self, seconds: float) -> None:
-        self._write()
+        self.flush()
         if select.select([self._socket], [], [], seconds)[0]:
             data = self._socket.recv(1 << 16)
             if not data:
@@ -110,9 +110,9 @@ class RawClient:
                 data = data[room:]
         while self._collector.peek() is not None:
             self._collector.pop()
-        self._write()
+        self.flush()
 
-    def _write(self) -> None:
+    def flush(self) -> None:
         while (pending := self._transport.pending()) > 0:
             data = self._transport.peek(pending)
             assert data is not None  # there is something pending
@@ -155,7 +155,7 @@ class RawClient:
     def _open(self, link: Link) -> None:
         link.open()
         self.wait(lambda: link.state & (Endpoint.REMOTE_ACTIVE | Endpoint.REMOTE_CLOSED), "the link's attach")
-        self._write()
+        self.flush()
         # A refusal is an attach with a detach at its heels.
         if link.remote_source.address is None and link.remote_target.address is None:
             self.wait(lambda: link.state & Endpoint.REMOTE_CLOSED, "the link's detach")
@@ -180,7 +180,7 @@ class RawClient:
         link.stream(payload)
         link.advance()
         self._format = format
-        self._write()
+        self.flush()
         self._format = 0
         self.wait(lambda: delivery.remote_state or link.state & Endpoint.REMOTE_CLOSED, "the send's outcome")
         self.check(link)
@@ -221,12 +221,12 @@ class RawClient:
         """Get the right to everything that this entity allows."""
         audience = f"sb://{self._bus.host}:{self._bus.port}/{entity}"
         properties = {"operation": "put-token", "type": "servicebus.windows.net:sastoken", "name": audience}
-        reply = self._ask("$cbs", Message(properties=properties, body=sas_token(self._bus, audience)))
+        reply = self.exchange("$cbs", Message(properties=properties, body=sas_token(self._bus, audience)))
         assert _properties(reply)["status-code"] == 202, _properties(reply)
 
     def request(self, entity: str, operation: str, body: dict[str, Any]) -> tuple[int, Any, str | None]:
         """Ask `$management`: status, body, condition."""
-        reply = self._ask(f"{entity}/$management", Message(properties={"operation": operation}, body=body))
+        reply = self.exchange(f"{entity}/$management", Message(properties={"operation": operation}, body=body))
         self.said = str(_properties(reply)["statusDescription"])
         condition = _properties(reply).get("errorCondition")
         return _properties(reply)["statusCode"], _owned(reply.body), None if condition is None else str(condition)
@@ -253,7 +253,8 @@ class RawClient:
             assert reply.correlation_id == id
             yield _properties(reply)["statusCode"], _owned(reply.body)
 
-    def _ask(self, node: str, message: Message) -> Message:
+    def exchange(self, node: str, message: Message) -> Message:
+        """Send a request to a node; return its reply."""
         if node not in self._nodes:
             back = self._session.receiver(f"back-{uuid.uuid4()}")
             back.source.address = node

@@ -1,4 +1,4 @@
-"""Record what the Azure SDK writes, as seeds for the fuzzing: `python -m tests.support.record_sessions`."""
+"""Record the bytes of the Azure SDK as seeds for the fuzzing: `python -m tests.support.record_sessions`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SESSIONS = Path(__file__).parent.parent / "data" / "sessions"
 
 @contextmanager
 def recording() -> Iterator[list[bytearray]]:
-    """What every socket of this process writes meanwhile, socket by socket."""
+    """Record what every socket of this process writes, by socket."""
     streams: dict[socket.socket, bytearray] = {}
     original = socket.socket.send
 

@@ -1,8 +1,8 @@
-"""Scenarios that run side by side.
+"""Scenarios that run concurrently.
 
-A scenario of the SDK is mostly the SDK asleep: opening a link takes it half a second, closing a receiver a whole one,
-locks and lives need seconds to end. So a module's scenarios are started together when the first of them is asked for;
-each is still a pytest test of its own, with its own result and traceback.
+A scenario with the SDK mostly waits: opening a link takes half a second, closing a receiver a second, and locks need
+seconds to expire. So the first test of a module starts all its scenarios; each is still a pytest test of its own, with
+its own result and traceback.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ BOTH = ("sync", "async")
 
 
 def scenario(*kinds: str, cases: Iterable[str] = ()) -> Callable[[Scenario], Any]:
-    """Make a test of `async def test_…(at: Place)`, once for each kind of client (both, if none is named).
+    """Make a test of `async def test_...(at: Place)` for each kind of client (both, if none is named).
 
-    With cases, `async def test_…(at: Place, case: str)` runs once for each of them, too.
+    With cases, `async def test_...(at: Place, case: str)` runs once for each of them, too.
     """
     named = tuple(cases)
 
@@ -54,7 +54,7 @@ def scenario(*kinds: str, cases: Iterable[str] = ()) -> Callable[[Scenario], Any
 
 
 class SideBySide:
-    """Runs scenarios on a loop in a thread of its own."""
+    """Scenarios on a loop in a thread of its own."""
 
     def __init__(self, bus: LocalBus, wanted: list[Wanted]) -> None:
         self._bus = bus
@@ -77,7 +77,7 @@ class SideBySide:
                 await at.close()
 
     def result(self, body: Scenario, kind: str, *case: str) -> None:
-        """Wait for a scenario; its exception is raised here."""
+        """Wait for a scenario and raise its exception."""
         wanted: Wanted = (body, kind, *case)
         self._results[wanted].result()
 
@@ -100,7 +100,7 @@ class SideBySide:
 
 
 def wanted_in(module: Any, items: list[Any]) -> list[Wanted]:
-    """The scenarios of a module that this run of pytest has selected."""
+    """Return the scenarios of a module that this run of pytest has selected."""
 
     def key(item: Any) -> Wanted:
         given = item.callspec.params

@@ -1,7 +1,7 @@
-"""Both of Microsoft's Python clients, sync and async, behind one awaitable face.
+"""Microsoft's sync and async Python clients behind one awaitable interface.
 
-A scenario is written once, with `await`, and runs with either client: the sync one's calls go to a thread. Nothing of
-the SDK is changed or replaced; `Face` only forwards.
+A scenario is written once, with `await`, and runs with either client: calls of the sync one run in a thread. Nothing in
+the SDK is changed or replaced: `Face` only forwards calls.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _END = object()
 
 
 class Face:
-    """An object of the SDK whose methods are all awaited, whichever client it came from."""
+    """An object of the SDK whose methods are all awaited, whichever client it belongs to."""
 
     def __init__(self, real: Any) -> None:
         self.real = real
@@ -77,7 +77,7 @@ def _faced(value: Any) -> Any:
 
 
 class Place:
-    """One scenario's view of a namespace: entities under names of its own, clients that it need not close."""
+    """One scenario's use of a namespace: entities with names of its own, and clients that are closed for it."""
 
     def __init__(self, bus: LocalBus, kind: str) -> None:
         self.bus = bus
@@ -89,16 +89,16 @@ class Place:
         self._clients: list[Face] = []
         self._senders: dict[str, Face] = {}
         self._opened: list[Face] = []
-        self._queues: list[str] = []
+        self.queues: list[str] = []
         self._subscriptions: list[tuple[str, str]] = []
 
     # --- entities ----------------------------------------------------------------------------------------
 
     async def queue(self, **settings: Any) -> str:
-        """A new queue's name."""
+        """Create a queue; return its name."""
         name = unique("q")
         await asyncio.to_thread(self.admin.create_queue, name, **settings)
-        self._queues.append(name)
+        self.queues.append(name)
         return name
 
     async def update_queue(self, name: str, **changes: Any) -> None:
@@ -126,7 +126,7 @@ class Place:
         await self.rule(topic, subscription, name, **settings)
 
     async def counts(self, queue: str, subscription: str | None = None) -> Any:
-        """The runtime properties of a queue, or of a topic's subscription."""
+        """Return the runtime properties of a queue, or of a topic's subscription."""
         if subscription is not None:
             ask = self.admin.get_subscription_runtime_properties
             return await asyncio.to_thread(ask, queue, subscription)
@@ -149,15 +149,15 @@ class Place:
     def sender(self, queue: str, *, topic: bool = False) -> Face:
         if queue not in self._senders:
             get = self.client.get_topic_sender if topic else self.client.get_queue_sender
-            self._senders[queue] = self._keep(get(queue))
+            self._senders[queue] = self.keep(get(queue))
         return self._senders[queue]
 
     def receiver(self, queue: str, subscription: str | None = None, **options: Any) -> Face:
         if subscription is not None:
-            return self._keep(self.client.get_subscription_receiver(queue, subscription, **options))
-        return self._keep(self.client.get_queue_receiver(queue, **options))
+            return self.keep(self.client.get_subscription_receiver(queue, subscription, **options))
+        return self.keep(self.client.get_queue_receiver(queue, **options))
 
-    def _keep(self, opened: Face) -> Face:
+    def keep(self, opened: Face) -> Face:
         self._opened.append(opened)
         return opened
 
@@ -183,7 +183,7 @@ class Place:
     async def wait_until(
         self, condition: Callable[[], Awaitable[Any]], what: str = "the condition", seconds: float = 60.0
     ) -> Any:
-        """Poll until the condition's value is true; when it never is, say what the broker holds."""
+        """Poll until the condition's value is true; on a time-out, fail with the broker's counts."""
         deadline = time.monotonic() + seconds
         while not (found := await condition()):
             if time.monotonic() > deadline:
@@ -193,14 +193,14 @@ class Place:
 
     async def describe(self) -> str:
         lines = []
-        for queue in self._queues:
+        for queue in self.queues:
             lines.append(f"{queue}: {_counted(await self.counts(queue))}")
         for topic, name in self._subscriptions:
             lines.append(f"{topic}/{name}: {_counted(await self.counts(topic, name))}")
         return "the broker holds " + ("; ".join(lines) or "nothing of ours")
 
     async def settled(self, queue: str, subscription: str | None = None, **expected: int) -> None:
-        """Wait until the counts are these; what is not named must be 0."""
+        """Wait until the counts are these; counts that are not named must be 0."""
         names = ("active", "dead_letter", "scheduled", "transfer", "transfer_dead_letter")
         assert set(expected) <= set(names)
         wanted = {name: expected.get(name, 0) for name in names}
@@ -212,7 +212,7 @@ class Place:
         await self.wait_until(as_wanted, f"{queue} with {expected or 'nothing in it'}")
 
     async def take(self, receiver: Face, count: int, seconds: float = 60.0) -> list[Any]:
-        """That many messages; fewer is a failure, said with the broker's counts."""
+        """Receive this number of messages; fail with the broker's counts if there are fewer."""
         taken: list[Any] = []
         deadline = time.monotonic() + seconds
         while len(taken) < count:
@@ -251,7 +251,7 @@ def bodies(messages: Sequence[Any]) -> list[str]:
 
 
 def text_properties(message: Any) -> dict[str, Any]:
-    """Application properties with text keys and values: the SDK gives both as bytes."""
+    """Return application properties as text: the SDK has bytes for both keys and values."""
 
     def plain(value: Any) -> Any:
         return value.decode() if isinstance(value, bytes) else value
@@ -260,6 +260,6 @@ def text_properties(message: Any) -> dict[str, Any]:
 
 
 def soon(seconds: float) -> datetime:
-    """A point in time to the millisecond, which is what AMQP can say."""
+    """Return a time in the near future, in whole milliseconds as in AMQP."""
     when = datetime.now(timezone.utc) + timedelta(seconds=seconds)
     return when.replace(microsecond=when.microsecond // 1000 * 1000)

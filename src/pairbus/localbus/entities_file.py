@@ -14,7 +14,7 @@ import isodate
 
 from .broker.broker import Broker
 from .bus_errors import BusError
-from .rest.descriptions import HUB, QUEUE, SUBSCRIPTION, TOPIC, Setting, Shown
+from .rest.descriptions import HUB, QUEUE, SUBSCRIPTION, TOPIC, ReadOnlyElement, SettingElement
 from .settings import (
     DEFAULT_RULE,
     FOREVER,
@@ -201,7 +201,7 @@ def _correlation(given: Any, where: str) -> CorrelationFilter:
 
 def _settings(
     kind: type[Any],
-    described: tuple[Setting | Shown, ...],
+    described: tuple[SettingElement | ReadOnlyElement, ...],
     table: dict[str, Any],
     where: str,
     more: tuple[str, ...] = (),
@@ -210,7 +210,7 @@ def _settings(
     if not isinstance(table.get("name"), str):
         raise EntitiesFileError(f"an entry of {where} has no name")
     place = f"'{table['name']}' of {where}"
-    settable = {each.field for each in described if isinstance(each, Setting)} - {"authorization_rules"}
+    settable = {each.field for each in described if isinstance(each, SettingElement)} - {"authorization_rules"}
     known = {f.name: f for f in fields(kind) if f.name in settable or f.name == "name"}
     _check_keys(table, (*known, *more), place)
     values: dict[str, Any] = {}

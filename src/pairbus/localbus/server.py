@@ -17,9 +17,9 @@ from typing import Any
 from . import bus_errors
 from .addresses import Address
 from .amqp.connection import AmqpConnection
-from .amqp.consumers import Consumer, HubConsumer
 from .amqp.dispatch import Dispatcher
-from .amqp.fairness import PATIENCE_SECONDS, Answers, Talkers
+from .amqp.fairness import GROUP_COMMIT_SECONDS, ActiveClients, CommitCallbacks
+from .amqp.hub_consumer import HubConsumer
 from .amqp.links import LinkHandler
 from .amqp.operations import Operations
 from .amqp.producers import Producer
@@ -56,17 +56,17 @@ class Server:
         self.unwritten: set[AmqpConnection] = set()
         self.hub_readers: dict[Partition, set[HubConsumer]] = {}
         self.dispatcher = Dispatcher()
-        self.talkers = Talkers(self.loop.time)
+        self.active_clients = ActiveClients(self.loop.time)
         self.faults = Faults(broker.clock)
         self.operations = Operations(broker, broker.clock)
         self.failed: asyncio.Future[None] = self.loop.create_future()
         control = FaultControl(self.faults, broker, self.connections, self.schedule, self.loop.call_later)
         self._management = Management(broker, self._authorize_rest, self.committed, {FAULTS_PATH: control.handle})
-        self._answers = Answers()
+        self._callbacks = CommitCallbacks()
         self._delays = Delays(self.loop)
         self._scheduled = False
-        self._patient = self._wanted = False
-        self._patience: asyncio.TimerHandle | None = None
+        self._grouping = self._turn_wanted = False
+        self._delayed_turn: asyncio.TimerHandle | None = None
         self._answered_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
@@ -74,7 +74,7 @@ class Server:
         self._ticks = 0
         self._ticker = self.loop.call_later(_TICK_SECONDS, self._tick)
         self._stopped = False
-        self.departed = 0
+        self.ended_connections = 0
         broker.on_work = self.schedule
         broker.on_session_lost = self._session_lost
         broker.on_deleted = self._deleted
@@ -85,8 +85,8 @@ class Server:
 
     def schedule(self) -> None:
         """Request a turn; it runs after the input that is being read has been applied."""
-        if self._patient:
-            self._wanted = True
+        if self._grouping:
+            self._turn_wanted = True
         elif not self._scheduled and not self._stopped:
             self._scheduled = True
             self.loop.call_soon(self._turn)
@@ -97,26 +97,26 @@ class Server:
         return self._scheduled
 
     @contextlib.contextmanager
-    def patience(self) -> Iterator[None]:
+    def group_commit(self) -> Iterator[None]:
         """Postpone the turns requested in the with block a little, because more input follows."""
-        self._patient = True
+        self._grouping = True
         try:
             yield
         finally:
-            self._patient = False
-            if self._wanted:
-                self._turn_in_a_moment()
+            self._grouping = False
+            if self._turn_wanted:
+                self._delay_turn()
 
-    def _turn_in_a_moment(self) -> None:
-        wait = self._answered_at + PATIENCE_SECONDS - self.loop.time()
+    def _delay_turn(self) -> None:
+        wait = self._answered_at + GROUP_COMMIT_SECONDS - self.loop.time()
         if wait <= 0:
             self.schedule()
-        elif self._patience is None:
-            self._patience = self.loop.call_later(wait, self.schedule)
+        elif self._delayed_turn is None:
+            self._delayed_turn = self.loop.call_later(wait, self.schedule)
 
     def after_commit(self, callback: Callable[[], None], connection: AmqpConnection | None = None) -> None:
         """Call back when everything applied so far is durable; callbacks of one connection keep their order."""
-        self._answers.add(callback, connection, patient=connection is not None and connection.patient)
+        self._callbacks.add(callback, connection, deferred=connection is not None and connection.served_in_shares)
         self.schedule()
 
     def later(self, handler: LinkHandler, seconds: float, callback: Callable[[], None]) -> None:
@@ -136,10 +136,10 @@ class Server:
         await done
 
     def _turn(self) -> None:
-        self._scheduled = self._wanted = False
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        self._scheduled = self._turn_wanted = False
+        if self._delayed_turn is not None:
+            self._delayed_turn.cancel()
+            self._delayed_turn = None
         if self._stopped:
             return
         try:
@@ -155,8 +155,8 @@ class Server:
         now = self.now()
         ready = self.broker.turn(now)
         self.broker.store.commit()
-        answer_all = self.loop.time() >= self._answered_at + PATIENCE_SECONDS
-        for callback in self._answers.take(all_of_them=answer_all):
+        answer_all = self.loop.time() >= self._answered_at + GROUP_COMMIT_SECONDS
+        for callback in self._callbacks.take(with_deferred=answer_all):
             try:
                 callback()
             except Exception:
@@ -170,15 +170,15 @@ class Server:
         self.broker.store.commit()
         unwritten, self.unwritten = self.unwritten, set()
         for connection in unwritten:
-            if answer_all or not connection.patient:
+            if answer_all or not connection.served_in_shares:
                 connection.flush()
             else:
                 self.unwritten.add(connection)
         self._set_timer()
         if answer_all:
             self._answered_at = self.loop.time()
-        elif self.unwritten or self._answers:
-            self._turn_in_a_moment()
+        elif self.unwritten or self._callbacks:
+            self._delay_turn()
 
     def _set_timer(self) -> None:
         due = min(self.broker.next_due(), self.dispatcher.next_deadline())
@@ -206,8 +206,8 @@ class Server:
             connection.tick(milliseconds)
         if self._ticks % _HOUSEKEEPING_TICKS == 0:
             self.broker.usage.delete_idle(self.now())
-            if self.departed >= _COLLECT_AFTER:
-                self.departed = 0
+            if self.ended_connections >= _COLLECT_AFTER:
+                self.ended_connections = 0
                 gc.collect()
 
     # --- requests of links -------------------------------------------------------------------------------
@@ -237,8 +237,8 @@ class Server:
 
     def _session_lost(self, queue: Queue, session: str, owner: Any) -> None:
         for consumer in self.dispatcher.consumers(queue):
-            if consumer.lost_session(session, owner):
-                consumer.refuse(
+            if consumer.holds_session(session, owner):
+                consumer.detach(
                     BusError(
                         bus_errors.SESSION_LOCK_LOST,
                         "The session lock has expired on the MessageSession. Accept a new MessageSession.",
@@ -258,13 +258,16 @@ class Server:
         path = entity.path if isinstance(entity, Queue) else entity.settings.name
         error = bus_errors.not_found(path)
         if isinstance(entity, Queue):
-            for each in self.dispatcher.forget(entity):
-                each.refuse(error) if isinstance(each, Consumer) else each.give_up(error)
+            consumers, waiters = self.dispatcher.remove_queue(entity)
+            for consumer in consumers:
+                consumer.detach(error)
+            for waiter in waiters:
+                waiter.refuse(error)
         for handler in self._handlers():
             if (isinstance(handler, Producer) and entity in (handler.queue, handler.target)) or (
                 isinstance(handler, HubConsumer) and isinstance(entity, Hub) and handler.partition in entity.partitions
             ):
-                handler.refuse(error)
+                handler.detach(error)
 
     def _handlers(self) -> list[LinkHandler]:
         return [handler for connection in self.connections for handler in connection.handlers()]

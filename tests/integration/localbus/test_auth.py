@@ -81,7 +81,7 @@ def raw(bus: Command) -> Iterator[RawClient]:
 def put_token(raw: RawClient, audience: str, token: Any, **properties: Any) -> tuple[int, str]:
     """The status of a put-token request, and what was said."""
     given = {"operation": "put-token", "type": "servicebus.windows.net:sastoken", "name": audience, **properties}
-    reply = raw._ask("$cbs", Message(properties=given, body=token))
+    reply = raw.exchange("$cbs", Message(properties=given, body=token))
     return reply.properties["status-code"], reply.properties["status-description"]
 
 

@@ -93,12 +93,12 @@ def administration(at: Place, connection_string: str) -> ServiceBusAdministratio
 
 
 async def send(at: Place, client: Face, queue: str, text: str) -> None:
-    await at._keep(client.get_queue_sender(queue)).send_messages(ServiceBusMessage(text))
+    await at.keep(client.get_queue_sender(queue)).send_messages(ServiceBusMessage(text))
 
 
 async def receive(at: Place, client: Face, queue: str) -> list[str]:
     """The text of one message, completed."""
-    receiver = at._keep(client.get_queue_receiver(queue))
+    receiver = at.keep(client.get_queue_receiver(queue))
     message = await at.take_one(receiver)
     await receiver.complete_message(message)
     return bodies([message])
@@ -123,7 +123,7 @@ async def test_a_wrong_key_opens_nothing(at: Place, case: str) -> None:
     with pytest.raises(ServiceBusAuthenticationError):
         await send(at, client, queue, "x")
     with pytest.raises(ServiceBusAuthenticationError):
-        await at._keep(client.get_queue_receiver(queue)).receive_messages(1, max_wait_time=20)
+        await at.keep(client.get_queue_receiver(queue)).receive_messages(1, max_wait_time=20)
     async with administration(at, wrong) as admin:
         with pytest.raises(ClientAuthenticationError):
             await admin.get_queue(queue)
@@ -139,7 +139,7 @@ async def test_a_key_does_what_its_rights_allow(at: Place, case: str) -> None:
     queue = await at.queue()
     await at.send(queue, "there")
     client = signed_in(at, case)
-    sender, receiver = at._keep(client.get_queue_sender(queue)), at._keep(client.get_queue_receiver(queue))
+    sender, receiver = at.keep(client.get_queue_sender(queue)), at.keep(client.get_queue_receiver(queue))
     if case in SENDERS:
         await sender.send_messages(ServiceBusMessage("sent"))
         await sender.schedule_messages(ServiceBusMessage("later"), soon(3600))
@@ -185,13 +185,13 @@ async def test_rights_hold_on_topics_and_subscriptions(at: Place) -> None:
     topic = await at.topic()
     await at.subscription(topic, "all")
     publisher, subscriber = signed_in(at, "sender"), signed_in(at, "listener")
-    await at._keep(publisher.get_topic_sender(topic)).send_messages(ServiceBusMessage("x"))
+    await at.keep(publisher.get_topic_sender(topic)).send_messages(ServiceBusMessage("x"))
     with pytest.raises(ServiceBusAuthorizationError):
-        await at._keep(publisher.get_subscription_receiver(topic, "all")).receive_messages(1, max_wait_time=20)
+        await at.keep(publisher.get_subscription_receiver(topic, "all")).receive_messages(1, max_wait_time=20)
     with pytest.raises(ServiceBusAuthorizationError):
-        await at._keep(subscriber.get_topic_sender(topic)).send_messages(ServiceBusMessage("y"))
+        await at.keep(subscriber.get_topic_sender(topic)).send_messages(ServiceBusMessage("y"))
     await at.settled(topic, "all", active=1)
-    assert bodies(await at.take(at._keep(subscriber.get_subscription_receiver(topic, "all")), 1)) == ["x"]
+    assert bodies(await at.take(at.keep(subscriber.get_subscription_receiver(topic, "all")), 1)) == ["x"]
 
 
 @scenario("async")
@@ -253,7 +253,7 @@ async def test_a_receiver_s_link_ends_with_its_signature(at: Place) -> None:
     queue = await at.queue()
     await at.send(queue, "in time")
     client = holding(at, AzureSasCredential(signature(at, queue, 20)))
-    receiver = at._keep(client.get_queue_receiver(queue))
+    receiver = at.keep(client.get_queue_receiver(queue))
     await receiver.complete_message(await at.take_one(receiver))
 
     await at.settled(queue)

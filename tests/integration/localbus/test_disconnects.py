@@ -1,6 +1,6 @@
-"""Disconnects lose nothing and follow the service: locks outlive links, sessions do not, a restart ends both.
+"""Disconnects lose no message: locks outlive links, sessions do not, and a restart ends both, as on the service.
 
-The clients that disconnect are raw ones: they can stop between any two bytes, which no SDK does on demand.
+The clients are raw ones: they can stop between any two bytes, which no SDK does on demand.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def client(bus: LocalBus, queue: str) -> RawClient:
 
 
 def facts(message: bytes) -> tuple[int, int]:
-    """Sequence number and delivery count."""
+    """Return a message's sequence number and delivery count."""
     found = {s.code: s for s in sections.split(message)}
     notes = sections.entries(message, found[sections.MESSAGE_ANNOTATIONS].value)
     (at,) = [e.value for e in notes if e.key == "x-opt-sequence-number"]
@@ -45,10 +45,10 @@ def facts(message: bytes) -> tuple[int, int]:
     return struct.unpack(">q", message[at + 1 : at + 9])[0], int(count)
 
 
-async def take_and_leave(
+async def receive_and_leave(
     at: Place, queue: str, count: int, leave: Callable[[RawClient, Any], None], **options: Any
 ) -> list[Received]:
-    """Receive so many messages over a link that then goes away, unsettled."""
+    """Receive messages on a link that is then lost without settling them."""
 
     def run() -> list[Received]:
         with client(at.bus, queue) as raw:
@@ -65,11 +65,11 @@ def close_link(raw: RawClient, link: Any) -> None:
 
 
 def cut(raw: RawClient, link: Any) -> None:
-    """Nothing to do: leaving the block cuts the connection without a word."""
+    """Do nothing: leaving the block cuts the connection without a close."""
 
 
-async def ask(at: Place, queue: str, operation: str, **body: Any) -> tuple[int, Any, str | None]:
-    """A management request over a connection of its own."""
+async def request(at: Place, queue: str, operation: str, **body: Any) -> tuple[int, Any, str | None]:
+    """Send a management request on a connection of its own."""
 
     def run() -> tuple[int, Any, str | None]:
         with client(at.bus, queue) as raw:
@@ -82,34 +82,34 @@ async def ask(at: Place, queue: str, operation: str, **body: Any) -> tuple[int, 
 
 
 @scenario()
-async def test_a_message_is_settled_by_its_token_after_its_link_is_gone(at: Place) -> None:
-    """The lock holds when the link is closed or its connection cut; its token settles from anywhere."""
+async def test_a_message_is_settled_by_lock_token_after_its_link_is_closed(at: Place) -> None:
+    """The lock remains when its link is closed or its connection cut; any connection can settle by the token."""
     for leave in (close_link, cut):
         queue = await at.queue(lock_duration=timedelta(minutes=5))
         await at.send(queue, "kept", "next")
-        (held,) = await take_and_leave(at, queue, 1, leave)
+        (held,) = await receive_and_leave(at, queue, 1, leave)
         receiver = at.receiver(queue)
         assert str(await at.take_one(receiver)) == "next"  # "kept" is still locked
-        status, reply, _ = await ask(at, queue, "com.microsoft:renew-lock", lock_tokens=uuids(held.token))
+        status, reply, _ = await request(at, queue, "com.microsoft:renew-lock", lock_tokens=uuids(held.token))
         assert (status, len(reply["expirations"].elements)) == (200, 1)
         completed = {"lock_tokens": uuids(held.token), "disposition_status": "completed"}
-        assert (await ask(at, queue, UPDATE, **completed))[0] == 200
+        assert (await request(at, queue, UPDATE, **completed))[0] == 200
         await at.settled(queue, active=1)
-        status, _, condition = await ask(at, queue, UPDATE, **completed)
+        status, _, condition = await request(at, queue, UPDATE, **completed)
         assert (status, condition) == (410, "com.microsoft:message-lock-lost")
 
 
 @scenario()
-async def test_every_outcome_can_be_given_by_token(at: Place) -> None:
-    """Abandon, defer and dead-letter work by token as complete does."""
+async def test_every_disposition_works_by_lock_token(at: Place) -> None:
+    """Abandon, defer and dead-letter work by lock token, as complete does."""
     queue = await at.queue(lock_duration=timedelta(minutes=5))
     await at.send(queue, "abandoned", "deferred", "dead")
-    held = await take_and_leave(at, queue, 3, cut)
+    held = await receive_and_leave(at, queue, 3, cut)
     statuses = ("abandoned", "defered", "suspended")
     for received, status in zip(held, statuses, strict=True):
         extra = {"deadletter_reason": "r", "deadletter_description": "d"} if status == "suspended" else {}
         token = uuids(received.token)
-        assert (await ask(at, queue, UPDATE, lock_tokens=token, disposition_status=status, **extra))[0] == 200
+        assert (await request(at, queue, UPDATE, lock_tokens=token, disposition_status=status, **extra))[0] == 200
     receiver = at.receiver(queue)
     again = await at.take_one(receiver)
     assert (str(again), again.delivery_count) == ("abandoned", 1)
@@ -120,13 +120,13 @@ async def test_every_outcome_can_be_given_by_token(at: Place) -> None:
 
 
 @scenario()
-async def test_locks_of_a_cut_connection_end_at_their_time(at: Place) -> None:
-    """Everything that was delivered to it comes again, in order, counted once more; nothing is lost."""
+async def test_locks_of_a_cut_connection_expire(at: Place) -> None:
+    """Its messages are delivered again after their locks, in order, with the delivery counted."""
     queue = await at.queue(lock_duration=timedelta(seconds=12))
     texts = [f"m{n}" for n in range(8)]
     await at.sender(queue).send_messages([ServiceBusMessage(text) for text in texts])
     began = time.monotonic()
-    held = await take_and_leave(at, queue, 5, cut)
+    held = await receive_and_leave(at, queue, 5, cut)
     await at.update_queue(queue, lock_duration=timedelta(minutes=1))
     assert [facts(each.payload) for each in held] == [(n, 0) for n in range(1, 6)]
     receiver = at.receiver(queue)
@@ -140,18 +140,18 @@ async def test_locks_of_a_cut_connection_end_at_their_time(at: Place) -> None:
 
 
 @scenario("async")
-async def test_deliveries_that_nobody_settles_end_in_the_dead_letter_queue(at: Place) -> None:
-    """Locks that run out count: at the maximum the message is dead-lettered, though no client is there."""
+async def test_expired_locks_count_as_deliveries(at: Place) -> None:
+    """At the maximum delivery count a message is dead-lettered by the expiry of its lock, without any client."""
     queue = await at.queue(lock_duration=timedelta(seconds=1), max_delivery_count=2)
     await at.send(queue, "x")
-    await take_and_leave(at, queue, 1, cut)
-    await take_and_leave(at, queue, 1, close_link)
+    await receive_and_leave(at, queue, 1, cut)
+    await receive_and_leave(at, queue, 1, close_link)
     await at.settled(queue, dead_letter=1)
 
 
 @scenario("async")
-async def test_a_deferred_message_s_lock_ends_too(at: Place) -> None:
-    """Received by number over a connection that is cut, it is deferred again when its lock ends."""
+async def test_the_lock_of_a_deferred_message_expires(at: Place) -> None:
+    """Received by number on a connection that is cut, the message is deferred again after its lock."""
     queue = await at.queue()
     await at.send(queue, "x")
     receiver = at.receiver(queue)
@@ -160,7 +160,7 @@ async def test_a_deferred_message_s_lock_ends_too(at: Place) -> None:
 
     async def receive() -> int:
         get = {"sequence_numbers": longs(1), "receiver_settle_mode": 1}
-        return (await ask(at, queue, "com.microsoft:receive-by-sequence-number", **get))[0]
+        return (await request(at, queue, "com.microsoft:receive-by-sequence-number", **get))[0]
 
     async def again() -> bool:
         return await receive() == 200
@@ -174,27 +174,27 @@ async def test_a_deferred_message_s_lock_ends_too(at: Place) -> None:
 
 
 @scenario()
-async def test_a_session_is_free_as_soon_as_its_link_is_gone(at: Place) -> None:
-    """Closed or cut, the session can be had at once, its messages in order, as if never delivered."""
+async def test_a_session_is_free_as_soon_as_its_link_is_closed(at: Place) -> None:
+    """After a close or a cut the session can be accepted at once; its messages are in order and not counted."""
     for leave in (close_link, cut):
         queue = await at.queue(requires_session=True, lock_duration=timedelta(minutes=5))
         await at.send(queue, *(ServiceBusMessage(text, session_id="s") for text in ("1", "2")))
-        await take_and_leave(at, queue, 2, leave, filters=session_filter("s"))
+        await receive_and_leave(at, queue, 2, leave, filters=session_filter("s"))
         receiver = at.receiver(queue, session_id=NEXT_AVAILABLE_SESSION, max_wait_time=60)
         got = await at.take(receiver, 2)
         assert [(str(m), m.delivery_count) for m in got] == [("1", 0), ("2", 0)]
 
 
 @scenario("async")
-async def test_a_session_s_tokens_end_with_its_link(at: Place) -> None:
+async def test_lock_tokens_of_a_session_end_with_its_link(at: Place) -> None:
     """A message of a session cannot be settled by token once the session is not held."""
     queue = await at.queue(requires_session=True, lock_duration=timedelta(minutes=5))
     await at.send(queue, ServiceBusMessage("x", session_id="s"))
-    (held,) = await take_and_leave(at, queue, 1, cut, filters=session_filter("s"))
+    (held,) = await receive_and_leave(at, queue, 1, cut, filters=session_filter("s"))
 
     async def lost() -> bool:
         completed = {"lock_tokens": uuids(held.token), "disposition_status": "completed"}
-        status, _, condition = await ask(at, queue, UPDATE, session_id="s", **completed)
+        status, _, condition = await request(at, queue, UPDATE, session_id="s", **completed)
         return (status, condition) == (410, "com.microsoft:session-lock-lost")
 
     await at.wait_until(lost, "the loss of the session's lock")
@@ -202,8 +202,8 @@ async def test_a_session_s_tokens_end_with_its_link(at: Place) -> None:
 
 
 @scenario("async")
-async def test_who_waits_for_a_session_gets_the_one_that_was_cut_off(at: Place) -> None:
-    """A receiver that waits is given a session when its holder disappears."""
+async def test_a_waiting_receiver_gets_the_session_of_a_cut_connection(at: Place) -> None:
+    """A receiver that waits for a session is given one when its holder disconnects."""
     queue = await at.queue(requires_session=True, lock_duration=timedelta(minutes=5))
     await at.send(queue, ServiceBusMessage("x", session_id="s"))
     holder = await asyncio.to_thread(client, at.bus, queue)
@@ -221,8 +221,8 @@ async def test_who_waits_for_a_session_gets_the_one_that_was_cut_off(at: Place) 
 
 
 @scenario("async")
-async def test_a_whole_message_counts_and_half_a_message_does_not(at: Place) -> None:
-    """What arrived complete before the cut is kept, though its sender never heard so; a part is not a message."""
+async def test_a_complete_message_is_kept_and_an_incomplete_one_is_not(at: Place) -> None:
+    """A message that was complete before the cut is kept, though its sender got no outcome; a part of one is not."""
     queue = await at.queue()
 
     def send_and_cut(whole: bool) -> None:
@@ -232,10 +232,10 @@ async def test_a_whole_message_counts_and_half_a_message_does_not(at: Place) -> 
             link.stream(BODY if whole else BODY[:-1])
             if whole:
                 link.advance()
-            raw._write()
+            raw.flush()
             if not whole:  # more than a frame, so that a part of it is really sent
                 link.stream(b"y" * 200_000)
-                raw._write()
+                raw.flush()
 
     await asyncio.to_thread(send_and_cut, False)
     await asyncio.to_thread(send_and_cut, True)
@@ -244,11 +244,11 @@ async def test_a_whole_message_counts_and_half_a_message_does_not(at: Place) -> 
 
 
 @scenario("async")
-async def test_a_receiver_that_deletes_loses_only_what_it_was_given(at: Place) -> None:
-    """Receive-and-delete: what was on its way to a cut client is gone, what it had no credit for is not."""
+async def test_receive_and_delete_loses_only_what_was_sent_to_the_client(at: Place) -> None:
+    """Messages on their way to a client that is cut are lost; those beyond its credit are not."""
     queue = await at.queue()
     await at.send(queue, "a", "b", "c")
-    await take_and_leave(at, queue, 1, cut, delete=True)
+    await receive_and_leave(at, queue, 1, cut, delete=True)
     await at.settled(queue, active=2)
     assert bodies(await at.take(at.receiver(queue), 2)) == ["b", "c"]
 
@@ -257,11 +257,11 @@ async def test_a_receiver_that_deletes_loses_only_what_it_was_given(at: Place) -
 
 
 @scenario()
-async def test_the_sdk_settles_what_it_received_before_its_connection_was_cut(at: Place) -> None:
-    """The SDK falls back to the token after a cut, and goes on receiving with what follows."""
+async def test_the_sdk_settles_messages_received_before_a_cut(at: Place) -> None:
+    """The SDK settles by lock token after a cut, and continues to receive."""
     queue = await at.queue(lock_duration=timedelta(minutes=5))
     await at.send(queue, "a", "b")
-    receiver = at._keep(at.new_client(retry_total=3, retry_backoff_factor=0.1).get_queue_receiver(queue))
+    receiver = at.keep(at.new_client(retry_total=3, retry_backoff_factor=0.1).get_queue_receiver(queue))
     first = await at.take_one(receiver)
     await asyncio.to_thread(at.bus.faults.drop, queue)
     await receiver.complete_message(first)
@@ -276,7 +276,7 @@ async def test_the_sdk_settles_what_it_received_before_its_connection_was_cut(at
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_a_restart_ends_all_locks(tmp_path: Path, how: str) -> None:
-    """After a restart every message is there at once: locked ones counted, sessions free, deferred ones deferred."""
+    """After a restart all messages are available: locked ones are counted, sessions free, deferred ones deferred."""
     with LocalBus(store=tmp_path / "bus.db") as bus:
         with ServiceBusAdministrationClient.from_connection_string(
             bus.connection_string, connection_verify=bus.ca_file

@@ -432,7 +432,7 @@ def test_a_settlement_that_is_answered_late(
     link = raw.receiver("orders", 1)
     got = raw.receive(link)
     got.delivery.update(got.delivery.ACCEPTED)
-    raw._write()
+    raw.flush()
     wait_until(lambda: active(bus, "orders") == 0)
 
 

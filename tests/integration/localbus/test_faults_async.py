@@ -73,7 +73,7 @@ def at_least(seconds: float) -> Iterator[None]:
 
 def impatient(at: Place, queue: str, **options: Any) -> Face:
     """A receiver that waits 0.7 s for the answer to a settlement, where others wait a minute."""
-    return at._keep(at.new_client(**options).get_queue_receiver(queue, timeout=0.7))
+    return at.keep(at.new_client(**options).get_queue_receiver(queue, timeout=0.7))
 
 
 def settling(receiver: Face, how: str) -> Any:
@@ -93,7 +93,7 @@ async def test_an_unavailable_entity_refuses_new_links_and_detaches_open_ones(at
             await at.send(queue, "open")
         assert refused.value._retryable  # type: ignore[attr-defined]
         with pytest.raises(ServiceBusError, match="unavailable"):
-            await at._keep(at.client.get_queue_sender(queue)).send_messages(ServiceBusMessage("new"))
+            await at.keep(at.client.get_queue_sender(queue)).send_messages(ServiceBusMessage("new"))
         with pytest.raises(ServiceBusError, match="unavailable"):
             await at.receiver(queue).receive_messages(1, max_wait_time=20)
         await unharmed(at, other)
@@ -145,11 +145,11 @@ async def test_a_black_hole_takes_and_does_not_answer(at: Place) -> None:
         with at_least(0.8), pytest.raises(OperationTimeoutError):
             await at.sender(queue).send_messages(ServiceBusMessage("lost"), timeout=1)
         with pytest.raises(OperationTimeoutError):
-            await at._keep(at.client.get_queue_sender(queue)).send_messages(ServiceBusMessage("lost"), timeout=1)
+            await at.keep(at.client.get_queue_sender(queue)).send_messages(ServiceBusMessage("lost"), timeout=1)
         assert await receiver.receive_messages(1, max_wait_time=1) == []
         await unharmed(at, other)
         await at.settled(queue)
-    await at._keep(at.new_client(retry_total=3).get_queue_sender(queue)).send_messages(ServiceBusMessage("found"))
+    await at.keep(at.new_client(retry_total=3).get_queue_sender(queue)).send_messages(ServiceBusMessage("found"))
     assert bodies(await at.take(receiver, 1)) == ["found"]
     await at.settled(queue, active=1)
 
@@ -229,7 +229,7 @@ async def test_the_sdk_tries_again_what_may_pass(at: Place) -> None:
     queue = await at.queue()
     client = at.new_client(retry_total=3, retry_backoff_factor=0.05)
     await strike(at, "reject", conditions.SERVER_BUSY, queue, count=2)
-    await at._keep(client.get_queue_sender(queue)).send_messages(ServiceBusMessage("x"))
+    await at.keep(client.get_queue_sender(queue)).send_messages(ServiceBusMessage("x"))
     await at.settled(queue, active=1)
     assert queue not in [fault["entity"] for fault in await asyncio.to_thread(at.bus.faults.list)]
 
@@ -330,7 +330,7 @@ async def test_a_retry_after_a_lost_acceptance_makes_two(at: Place) -> None:
         queue = await at.queue(requires_duplicate_detection=detecting)
         await strike(at, "lost_accept", queue, count=1)
         client = at.new_client(retry_total=2, retry_backoff_factor=0.05, try_timeout=12)
-        await at._keep(client.get_queue_sender(queue)).send_messages(ServiceBusMessage("x", message_id="m"))
+        await at.keep(client.get_queue_sender(queue)).send_messages(ServiceBusMessage("x", message_id="m"))
         await at.settled(queue, active=expected)
 
     await asyncio.gather(unheard(False, 2), unheard(True, 1))
@@ -477,7 +477,7 @@ async def test_latency_goes_both_ways(at: Place) -> None:
 async def test_many_sends_share_their_latency(at: Place) -> None:
     """Ten senders at once take the delay once, not ten times, and lose nothing."""
     queue = await at.queue()
-    senders = [at._keep(at.new_client().get_queue_sender(queue)) for _ in range(10)]
+    senders = [at.keep(at.new_client().get_queue_sender(queue)) for _ in range(10)]
     await asyncio.gather(*(sender.send_messages(ServiceBusMessage("opens")) for sender in senders))
     async with during(at, "latency", 1, queue):
         begun = time.monotonic()

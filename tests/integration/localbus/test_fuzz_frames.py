@@ -1,4 +1,4 @@
-"""Mutated AMQP sessions: whatever a client writes, the server answers in frames, logs no error and serves others."""
+"""Mutated AMQP sessions: localbus answers in frames, logs no error, and serves other clients."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from pairbus.domain.amqp.codec import Described, Symbol, UInt, ULong
 from pairbus.localbus import LocalBus
 from tests.support import amqp_frames as amqp
 from tests.support.amqp_frames import Peer
-from tests.support.fuzz_frames import Bench, check_alive, mutate, pieces, run_inputs, seeds
+from tests.support.fuzz_frames import FuzzServer, check_alive, mutate, pieces, run_inputs, seeds
 
 
 @pytest.mark.parametrize("name", seeds())
-async def test_the_seeds_are_good_sessions(name: str) -> None:
-    """What is mutated works as it is: it gets an answer, nothing is logged, and the next client is served."""
-    bench = Bench()
-    transport = await bench.feed(list(amqp.split_frames(seeds()[name])))
+async def test_the_unmutated_sessions_are_valid(name: str) -> None:
+    """Each seed gets a reply and logs no error, and the next client is served."""
+    fuzz_server = FuzzServer()
+    transport = await fuzz_server.feed(list(amqp.split_frames(seeds()[name])))
     codes = [
         amqp.read_performative(raw)[0]
         for raw in amqp.split_frames(bytes(transport.written))
         if raw[:4] != b"AMQP" and len(raw) > 8 and raw[5] == 0
     ]
     assert {amqp.OPEN, amqp.BEGIN, amqp.ATTACH, amqp.TRANSFER} <= set(codes)
-    assert bench.complaints.found == []
-    await check_alive(bench, name)
-    await bench.close()
+    assert fuzz_server.error_log.messages == []
+    await check_alive(fuzz_server, name)
+    await fuzz_server.close()
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_a_seed_set_of_mutations_does_no_harm(seed: int) -> None:
-    """The part of the fuzzing that always runs."""
+async def test_a_fixed_set_of_mutations_does_no_harm(seed: int) -> None:
+    """The part of the fuzzing that runs with every `make test`."""
     assert await run_inputs(seed, 600) == 600
 
 
@@ -51,28 +51,28 @@ async def test_a_seed_set_of_mutations_does_no_harm(seed: int) -> None:
 ], ids=["id beyond 32 bits", "absurd delivery-count", "transfer on a receiver", "odd session filter",
         "broken application properties", "a list as an annotation's key", "an endless time to live"])  # fmt: skip
 @pytest.mark.parametrize("entity", ["orders", "news", "sessions", "hub"])
-async def test_what_was_found_stays_mended(entity: str, frames: list[bytes]) -> None:
-    """Each of these once broke a connection, a turn of the loop, or the whole server."""
-    bench = Bench()
+async def test_inputs_found_earlier_do_no_harm(entity: str, frames: list[bytes]) -> None:
+    """Each of these inputs once broke a connection, a turn of the loop, or the server."""
+    fuzz_server = FuzzServer()
     start = [*amqp.authorized("sb://localhost/", "token"), amqp.attach("out", 2, entity)]
-    await bench.feed([*start, *frames], wait=61.0)
-    assert bench.complaints.found == []
-    assert not bench.server.failed.done()
-    await check_alive(bench, entity)
-    await bench.close()
+    await fuzz_server.feed([*start, *frames], wait=61.0)
+    assert fuzz_server.error_log.messages == []
+    assert not fuzz_server.server.failed.done()
+    await check_alive(fuzz_server, entity)
+    await fuzz_server.close()
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("part", range(12))
 async def test_the_long_campaign_in_process(part: int) -> None:
-    """A hundred and twenty thousand inputs in all, another set at each run."""
+    """120,000 inputs, a different set in each run."""
     seed = int(time.time()) + part
     assert await run_inputs(seed, 10_000) == 10_000, f"seed {seed}"
 
 
 @pytest.mark.campaign
 def test_the_long_campaign_on_a_process(tmp_path: Path) -> None:
-    """Mutated sessions over real sockets: the process lives, its memory is bounded, and it says no error."""
+    """Mutated sessions over real sockets: the process lives, uses limited memory and logs no error."""
     entities = tmp_path / "entities.toml"
     entities.write_text('[[queues]]\nname = "orders"\n\n[[queues]]\nname = "sessions"\nrequires_session = true\n')
     pool = [list(amqp.split_frames(data)) for data in seeds().values()]

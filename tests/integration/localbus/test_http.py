@@ -1,4 +1,4 @@
-"""What a client of the management port may expect, and what an abusive one cannot do."""
+"""The HTTP protocol of the management port: valid clients, and the limits for others."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def port() -> Iterator[int]:
         yield port
 
 
-class Wire:
-    """A raw socket that collects what comes back."""
+class HttpClient:
+    """A raw socket that collects the response bytes."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
         self.seen = b""
 
-    def __enter__(self) -> Wire:
+    def __enter__(self) -> HttpClient:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.socket.close()
 
-    def send(self, data: bytes) -> Wire:
+    def send(self, data: bytes) -> HttpClient:
         self.socket.sendall(data)
         return self
 
@@ -68,38 +68,38 @@ class Wire:
 
 
 def test_a_connection_is_kept_for_further_requests(port: int) -> None:
-    """Two requests, one after the other, are answered on one connection."""
-    with Wire(port) as wire:
+    """Two requests, one after the other, get responses on one connection."""
+    with HttpClient(port) as wire:
         wire.send(b"GET /a?X=1 HTTP/1.1\r\nHost: h\r\n\r\n").until(b"GET a {'x': '1'}")
         wire.send(b"PUT /b HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\nhi").until(b"PUT b {} hi")
 
 
 def test_pipelined_requests_are_answered_in_order(port: int) -> None:
-    """A slow first request holds back the second, not the other way round."""
-    with Wire(port) as wire:
+    """A slow first request holds the second back."""
+    with HttpClient(port) as wire:
         wire.send(b"GET /slow HTTP/1.1\r\nHost: h\r\n\r\nGET /b HTTP/1.1\r\nHost: h\r\n\r\n")
         seen = wire.until(b"GET b {}")
         assert seen.index(b"GET slow {}") < seen.index(b"GET b {}")
 
 
 def test_a_chunked_body_is_put_together(port: int) -> None:
-    """A handler sees one body, however it was sent."""
-    with Wire(port) as wire:
+    """The handler gets one body, however it was sent."""
+    with HttpClient(port) as wire:
         wire.send(b"PUT /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n")
         wire.until(b"PUT a {} hello")
 
 
-def test_expect_100_continue_is_told_to_go_on(port: int) -> None:
-    """A client that asks first is answered before it sends its body."""
-    with Wire(port) as wire:
+def test_expect_100_continue_is_answered(port: int) -> None:
+    """A client that expects it gets 100 before it sends its body."""
+    with HttpClient(port) as wire:
         wire.send(b"PUT /a HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
         wire.until(b"100 Continue\r\n\r\n")
         wire.send(b"hi").until(b"PUT a {} hi")
 
 
 def test_expect_100_continue_is_refused_when_too_large(port: int) -> None:
-    """A body that would be refused is refused before it is sent."""
-    with Wire(port) as wire:
+    """A body above the limit is refused before it is sent."""
+    with HttpClient(port) as wire:
         wire.send(b"PUT /a HTTP/1.1\r\nHost: h\r\nContent-Length: 9999999\r\nExpect: 100-continue\r\n\r\n")
         seen = wire.rest()
         assert seen.startswith(b"HTTP/1.1 413 ")
@@ -107,16 +107,16 @@ def test_expect_100_continue_is_refused_when_too_large(port: int) -> None:
 
 
 def test_a_body_of_exactly_the_limit_is_taken(port: int) -> None:
-    """1 MB is allowed; only what exceeds it is refused."""
+    """1 MB is allowed, one byte more is not."""
     body = b"z" * 1024 * 1024
-    with Wire(port) as wire:
+    with HttpClient(port) as wire:
         wire.send(b"PUT /a HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body)).send(body)
         wire.until(b"PUT a {} zzz")
 
 
-def test_a_larger_body_gets_413_and_the_answer_is_readable(port: int) -> None:
-    """The refusal is not lost in a reset while the client is still sending."""
-    with Wire(port) as wire:
+def test_a_larger_body_gets_413_and_the_response_is_readable(port: int) -> None:
+    """The response is not lost in a reset while the client is still sending."""
+    with HttpClient(port) as wire:
         wire.send(b"PUT /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n")
         for _ in range(24):
             wire.send(b"10000\r\n" + b"z" * 0x10000 + b"\r\n")
@@ -145,26 +145,26 @@ def test_a_larger_body_gets_413_and_the_answer_is_readable(port: int) -> None:
         b"GET /" + b"y" * 70_000,
     ],
 )
-def test_a_bad_request_is_refused_and_the_connection_ends(port: int, request_bytes: bytes) -> None:
-    """Garbage gets an error in the 400s and a closed connection, not a hang."""
-    with Wire(port) as wire:
+def test_an_invalid_request_is_refused_and_the_connection_closed(port: int, request_bytes: bytes) -> None:
+    """Invalid bytes get a status of 400 to 499 and a closed connection."""
+    with HttpClient(port) as wire:
         seen = wire.send(request_bytes).rest()
         assert seen.startswith((b"HTTP/1.1 4", b"HTTP/1.1 505"))
         assert b"Connection: close" in seen
 
 
-def test_half_a_request_times_out(port: int) -> None:
-    """A client that stalls in mid-request gets 408, within the time for one request."""
-    with Wire(port) as wire:
+def test_an_incomplete_request_times_out(port: int) -> None:
+    """A client that stalls within a request gets 408 after the request's time limit."""
+    with HttpClient(port) as wire:
         assert (
             wire.send(b"PUT /a HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\nhi").rest().startswith(b"HTTP/1.1 408 ")
         )
 
 
-def test_dripping_bytes_does_not_buy_time(port: int) -> None:
-    """The deadline is for the whole request: one byte at a time does not push it back."""
+def test_single_bytes_do_not_extend_the_time_limit(port: int) -> None:
+    """The time limit is for the whole request: a byte at a time does not extend it."""
     begun = time.monotonic()
-    with Wire(port) as wire:
+    with HttpClient(port) as wire:
         wire.socket.settimeout(0.05)
         for byte in b"GET /a HTTP/1.1\r\nHost: " + b"h" * 200:
             try:
@@ -178,15 +178,15 @@ def test_dripping_bytes_does_not_buy_time(port: int) -> None:
         assert time.monotonic() - begun < 8
 
 
-def test_a_silent_connection_is_closed(port: int) -> None:
-    """An idle connection costs nothing for long."""
-    with Wire(port) as wire:
+def test_an_idle_connection_is_closed(port: int) -> None:
+    """A connection without a request is closed after the idle time limit."""
+    with HttpClient(port) as wire:
         assert wire.rest() == b""
 
 
 def test_a_failing_handler_is_a_500_with_an_id_that_is_in_the_log(port: int, caplog: pytest.LogCaptureFixture) -> None:
-    """The client learns an id, the log the rest, and the connection goes on."""
-    with caplog.at_level(logging.ERROR, "pairbus.localbus.http"), Wire(port) as wire:
+    """The response has an id, the log the exception, and the connection stays open."""
+    with caplog.at_level(logging.ERROR, "pairbus.localbus.http"), HttpClient(port) as wire:
         seen = wire.send(b"GET /boom HTTP/1.1\r\nHost: h\r\n\r\n").until(b"</Error>")
         assert seen.startswith(b"HTTP/1.1 500 ")
         assert b"secret" not in seen
@@ -195,31 +195,31 @@ def test_a_failing_handler_is_a_500_with_an_id_that_is_in_the_log(port: int, cap
         wire.send(b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n").until(b"GET a {}")
 
 
-def test_an_answer_that_http_forbids_closes_only_its_connection(port: int, caplog: pytest.LogCaptureFixture) -> None:
-    """A handler's header with a line break is never sent."""
-    with Wire(port) as wire, suppress(ConnectionResetError):
+def test_an_invalid_response_closes_only_its_connection(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A handler's header with a line break is not sent."""
+    with HttpClient(port) as wire, suppress(ConnectionResetError):
         assert wire.send(b"GET /rude HTTP/1.1\r\nHost: h\r\n\r\n").rest() == b""
-    with Wire(port) as wire:
+    with HttpClient(port) as wire:
         wire.send(b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n").until(b"GET a {}")
 
 
 def test_http_1_0_and_connection_close_end_the_connection(port: int) -> None:
-    """Who asks for one answer gets one answer and the end."""
+    """A client that asks for one response gets one, and the connection is closed."""
     for head in (b"GET /a HTTP/1.0\r\n\r\n", b"GET /a HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"):
-        with Wire(port) as wire:
+        with HttpClient(port) as wire:
             assert b"GET a {}" in wire.send(head).rest()
 
 
 def test_head_has_no_body(port: int) -> None:
-    """HEAD is answered with the length only, and the next answer begins where it should."""
-    with Wire(port) as wire:
+    """The response to HEAD has the length alone, and the next response begins after it."""
+    with HttpClient(port) as wire:
         wire.send(b"HEAD /a HTTP/1.1\r\nHost: h\r\n\r\nGET /b HTTP/1.1\r\nHost: h\r\n\r\n")
         seen = wire.until(b"GET b {}")
         assert b"HEAD a" not in seen
 
 
-def test_a_client_that_does_not_read_is_cut_off_and_its_next_request_is_not_started() -> None:
-    """Answers pile up neither in memory nor for ever."""
+def test_a_client_that_does_not_read_is_disconnected() -> None:
+    """Its next request is not started; responses do not accumulate, and the connection is aborted in time."""
     started, lost = [], threading.Event()
 
     async def generous(request: Request) -> Response:
@@ -231,14 +231,14 @@ def test_a_client_that_does_not_read_is_cut_off_and_its_next_request_is_not_star
             super().connection_lost(exc)
             lost.set()
 
-    with serving(lambda: Watched(generous, idle_timeout=0.3)) as port, Wire(port) as wire:
+    with serving(lambda: Watched(generous, idle_timeout=0.3)) as port, HttpClient(port) as wire:
         wire.send(b"GET /large HTTP/1.1\r\nHost: h\r\n\r\n" * 5)
         assert lost.wait(5)
     assert started == ["large"]
 
 
-def test_a_client_that_goes_away_does_not_stop_its_request() -> None:
-    """What reached the handler is finished."""
+def test_a_request_is_finished_after_its_client_disconnects() -> None:
+    """A request that has reached its handler is finished."""
     finished = []
 
     async def slow(request: Request) -> Response:
@@ -247,7 +247,7 @@ def test_a_client_that_goes_away_does_not_stop_its_request() -> None:
         return Response(200)
 
     with serving(lambda: HttpProtocol(slow)) as port:
-        with Wire(port) as wire:
+        with HttpClient(port) as wire:
             wire.send(b"PUT /a HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n")
             time.sleep(0.05)
         deadline = time.monotonic() + 5
@@ -267,13 +267,13 @@ def test_a_client_that_goes_away_does_not_stop_its_request() -> None:
         ("/$Resources/queues?&$top=2#f", "$Resources/queues", {"$top": "2"}),
     ],
 )
-def test_targets(target: str, path: str, query: dict[str, str]) -> None:
-    """Paths come decoded and without their slash, query keys in lower case."""
+def test_request_targets_are_decoded(target: str, path: str, query: dict[str, str]) -> None:
+    """Paths are decoded and have no first slash, query keys are in lower case."""
     assert read_target(target) == (path, query)
 
 
 class _Transport(asyncio.Transport):
-    """Keeps what is written."""
+    """A transport that keeps the written bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -317,7 +317,7 @@ _PIECES = st.sampled_from(
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(_PIECES | st.binary(max_size=30), max_size=20))
 def test_no_bytes_raise_into_the_event_loop(pieces: list[bytes]) -> None:
-    """Whatever arrives, in whatever pieces, the protocol answers, waits or closes."""
+    """For any bytes, in any pieces, the protocol responds, waits or closes."""
 
     async def run() -> None:
         protocol, transport = HttpProtocol(echo), _Transport()

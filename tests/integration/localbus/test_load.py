@@ -7,7 +7,7 @@ import contextlib
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,6 @@ from azure.servicebus import ServiceBusMessage
 from proton import Delivery, Message, Sender
 
 from pairbus.localbus import LocalBus
-from pairbus.localbus.amqp.connection import AmqpConnection
-from pairbus.localbus.amqp.fairness import PASSES, Answers, Talkers
 from tests.support.amqp_frames import hello
 from tests.support.process_fixtures import (
     FORGETS_SOCKETS,
@@ -228,7 +226,7 @@ def test_a_client_that_does_not_read_holds_nobody_up(bus: LocalBus, calm: Calm) 
         stuck._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stuck.put_token("stuck")
         stuck.receiver("stuck", 1000)
-        stuck._write()  # and from now on it does not read
+        stuck.flush()  # and from now on it does not read
         calm.work()
         grown = _memory(bus.pid) - before
     assert grown < 60_000_000
@@ -241,89 +239,10 @@ def poured(raw: RawClient, link: Sender, messages: int) -> list[Delivery]:
         found.append(link.delivery(str(number)))
         link.stream(PAYLOAD)
         link.advance()
-    raw._write()
+    raw.flush()
     return found
 
 
 def _memory(pid: int) -> int:
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * 4096
-
-
-def test_a_client_knows_whether_it_is_alone() -> None:
-    """Another client's word counts for a second, whoever spoke last; one's own never does."""
-    now = [0.0]
-    talkers = Talkers(lambda: now[0])
-    a, b = object(), object()
-    assert not talkers.heard(a)
-    now[0] = 0.5
-    assert not talkers.heard(a)
-    assert not talkers.others(a)
-    assert talkers.others(b)
-    assert talkers.heard(b)
-    now[0] = 1.2
-    assert talkers.heard(a), "b was heard 0.7 s ago"
-    assert talkers.heard(a)
-    now[0] = 1.6
-    assert not talkers.heard(a), "b was heard 1.1 s ago"
-    assert talkers.others(b)
-    talkers.gone(a)
-    assert talkers._latest is None
-
-
-def test_answers_to_a_patient_client_wait_and_keep_their_order() -> None:
-    """A light client is answered at once, a patient one in a moment; nobody's second answer comes before the first."""
-    said: list[str] = []
-    answers, flood, calm = Answers(), object(), object()
-
-    def give(all_of_them: bool) -> list[str]:
-        said.clear()
-        for callback in answers.take(all_of_them=all_of_them):
-            callback()
-        return list(said)
-
-    answers.add(lambda: said.append("flood 1"), flood, patient=True)
-    answers.add(lambda: said.append("calm 1"), calm)
-    assert give(False) == ["calm 1"]
-    assert answers, "the flood's answer is still owed"
-    answers.add(lambda: said.append("flood 2"), flood)
-    answers.add(lambda: said.append("calm 2"), calm, patient=True)
-    assert give(False) == ["flood 1", "flood 2"]
-    answers.add(lambda: said.append("anybody"))
-    assert give(True) == ["anybody", "calm 2"]
-    assert not answers
-    assert give(True) == []
-
-
-class Rounds:
-    """A server, as far as a connection that takes shares sees it: rounds of a loop, and whether a turn is due."""
-
-    def __init__(self) -> None:
-        self.loop = self
-        self.is_turn_due = True
-        self.done = 0
-        self._soon: list[Callable[[], None]] = []
-
-    def call_soon(self, callback: Callable[..., None], *arguments: Any) -> None:
-        self._soon.append(partial(callback, *arguments))
-
-    def run(self) -> None:
-        soon, self._soon = self._soon, []
-        for callback in soon:
-            callback()
-        self.done += 1
-
-
-@pytest.mark.parametrize("answered_after", [0, 3, 1000])
-def test_who_is_to_be_answered_comes_before_the_floods_next_share(answered_after: int) -> None:
-    """As soon as the turn was taken the flood goes on; and it goes on if there is always somebody to be answered."""
-    rounds, shares = Rounds(), list[int]()
-    connection: Any = AmqpConnection.__new__(AmqpConnection)
-    connection.server = rounds
-    connection._take_share = lambda: shares.append(rounds.done)
-    connection._let_others(PASSES)
-    while not shares and rounds.done < 50:
-        rounds.is_turn_due = rounds.done < answered_after
-        rounds.run()
-    (waited,) = shares
-    assert waited == min(max(answered_after, PASSES - 1), 2 * PASSES - 1)

@@ -1,4 +1,4 @@
-"""Rules through the async clients alone: the administration client makes them, the data client tries them."""
+"""Rules with the async clients: the administration client creates them, the data client sends through them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def administration(at: Place) -> AsyncIterator[ServiceBusAdministrationCli
 
 @asynccontextmanager
 async def new_topic(at: Place, *subscriptions: str) -> AsyncIterator[tuple[ServiceBusAdministrationClient, str]]:
-    """The async administration client, and a topic with these subscriptions."""
+    """Yield the async administration client, and a topic with these subscriptions."""
     async with administration(at) as admin:
         topic = unique("t")
         await admin.create_topic(topic)
@@ -46,13 +46,13 @@ async def new_topic(at: Place, *subscriptions: str) -> AsyncIterator[tuple[Servi
 
 
 async def only_rule(admin: ServiceBusAdministrationClient, topic: str, name: str, rule: str, **settings: Any) -> None:
-    """Put a rule in the default rule's place."""
+    """Replace the default rule."""
     await admin.delete_rule(topic, name, "$Default")
     await admin.create_rule(topic, name, rule, **settings)
 
 
 async def received(at: Place, topic: str, name: str, count: int) -> list[Any]:
-    """Exactly that many messages of a subscription: nothing is left in it."""
+    """Receive exactly this number of messages; assert that the subscription is empty then."""
     found: list[Any] = []
     if count:
         receiver = at.receiver(topic, name, receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE)
@@ -62,7 +62,7 @@ async def received(at: Place, topic: str, name: str, count: int) -> list[Any]:
 
 
 async def passed(at: Place, chosen: Any, messages: Iterable[ServiceBusMessage], expected: list[str]) -> None:
-    """A subscription with this filter gets the messages of these ids, its neighbour all of them."""
+    """Assert that a subscription with this filter gets these ids, and one without a filter all of them."""
     sent = list(messages)
     async with new_topic(at, "filtered", "all") as (admin, topic):
         await only_rule(admin, topic, "filtered", "only", filter=chosen)
@@ -76,8 +76,8 @@ async def passed(at: Place, chosen: Any, messages: Iterable[ServiceBusMessage], 
 
 
 @scenario("async")
-async def test_a_new_subscription_has_a_default_rule_that_takes_all(at: Place) -> None:
-    """`$Default` is a true filter without an action; once it is deleted nothing comes."""
+async def test_a_new_subscription_has_a_default_rule_that_matches_all(at: Place) -> None:
+    """`$Default` is a true filter without an action; without it the subscription gets no message."""
     async with new_topic(at, "all") as (admin, topic):
         (rule,) = [rule async for rule in admin.list_rules(topic, "all")]
         assert (rule.name, type(rule.filter), rule.action) == ("$Default", TrueRuleFilter, None)
@@ -96,7 +96,7 @@ async def test_a_new_subscription_has_a_default_rule_that_takes_all(at: Place) -
 
 @scenario("async", cases=("true", "false"))
 async def test_true_and_false_filters(at: Place, case: str) -> None:
-    """All, and none."""
+    """A true filter matches all messages, a false filter none."""
     chosen = TrueRuleFilter() if case == "true" else FalseRuleFilter()
     await passed(at, chosen, [ServiceBusMessage("x", message_id="m")], ["m"] if case == "true" else [])
 
@@ -111,7 +111,7 @@ FIELDS = {
 
 @scenario("async", cases=FIELDS)
 async def test_correlation_filters_on_system_properties(at: Place, case: str) -> None:
-    """Each field selects by equality, case included, and does not look at the other fields."""
+    """Each field is compared for equality, including case; other fields are ignored."""
     messages = [ServiceBusMessage("x", **{"message_id": "other case", FIELDS[case]: "wanted"})]
     messages += [ServiceBusMessage("x", **{"message_id": "m", FIELDS[case]: "Wanted"})]
     others = {field: "Wanted" for field in FIELDS.values() if field != FIELDS[case]}
@@ -132,7 +132,7 @@ PROPERTIES: dict[str, tuple[Any, Any]] = {
 
 @scenario("async", cases=PROPERTIES)
 async def test_correlation_filters_on_application_properties(at: Place, case: str) -> None:
-    """A value matches its own kind; another value, the value's text or no property at all does not."""
+    """A value matches the same type and value; its text, another value or no property do not match."""
     wanted, sent = PROPERTIES[case]
     alike = "1.0" if case == "text" else str(wanted)
     messages = [
@@ -144,7 +144,7 @@ async def test_correlation_filters_on_application_properties(at: Place, case: st
 
 @scenario("async")
 async def test_the_case_of_a_property_s_name_does_not_matter(at: Place) -> None:
-    """To a correlation filter as to SQL; that of its value does."""
+    """Correlation and SQL filters ignore the case of a property's name, but not of its value."""
     messages = [
         ServiceBusMessage("x", message_id=name, application_properties=properties)
         for name, properties in {"m": {"COLOUR": "red"}, "case": {"colour": "Red"}, "none": {"size": "red"}}.items()
@@ -154,7 +154,7 @@ async def test_the_case_of_a_property_s_name_does_not_matter(at: Place) -> None:
 
 @scenario("async")
 async def test_all_conditions_of_a_correlation_filter_must_hold(at: Place) -> None:
-    """Label and both properties; two of three are not enough."""
+    """Label and both properties must match; two of three do not."""
     both = {"p": 1, "q": "x"}
     messages = [
         ServiceBusMessage("x", message_id="m", subject="s", application_properties=dict(both)),
@@ -200,13 +200,13 @@ def coloured() -> list[ServiceBusMessage]:
 
 @scenario("async", cases=SQL)
 async def test_sql_filters(at: Place, case: str) -> None:
-    """Each message of one batch is judged by itself; what is unknown does not match."""
+    """Each message of a batch is matched by itself; an unknown value does not match."""
     await passed(at, SqlRuleFilter(case), coloured(), SQL[case])
 
 
 @scenario("async")
 async def test_sql_filters_with_parameters(at: Place) -> None:
-    """A parameter stands for its value, with its type."""
+    """A parameter has its value and its type."""
     chosen = SqlRuleFilter("amount = @limit AND colour = @name", parameters={"@limit": 10, "@name": "red"})
     await passed(at, chosen, coloured(), ["red10"])
 
@@ -216,7 +216,7 @@ async def test_sql_filters_with_parameters(at: Place) -> None:
 
 @scenario("async")
 async def test_a_rule_s_action_changes_the_copy(at: Place) -> None:
-    """SET and REMOVE change this subscription's copy, with RuleName added, and no other's; others are passed over."""
+    """SET and REMOVE change this subscription's copy alone, and RuleName is added to it."""
     async with new_topic(at, "plain", "changed") as (admin, topic):
         action = SqlRuleAction(
             "SET added = @new; SET n = n + 1; REMOVE gone; SET sys.Label = 'is ' + colour", parameters={"@new": "new"}
@@ -238,7 +238,7 @@ async def test_a_rule_s_action_changes_the_copy(at: Place) -> None:
 
 @scenario("async")
 async def test_several_rules_of_a_subscription(at: Place) -> None:
-    """Matching rules without an action give one copy together; each with an action gives one of its own."""
+    """Matching rules without an action make one copy together; each with an action makes one of its own."""
     async with new_topic(at, "all") as (admin, topic):
         ours = SqlRuleFilter("n = 1")
         await admin.create_rule(topic, "all", "plain", filter=ours)
@@ -255,8 +255,8 @@ async def test_several_rules_of_a_subscription(at: Place) -> None:
 
 
 @scenario("async")
-async def test_a_rule_is_read_back_as_it_was_made(at: Place) -> None:
-    """Filter, action and parameters come back, alone and in the list."""
+async def test_a_rule_is_returned_as_it_was_created(at: Place) -> None:
+    """Filter, action and parameters are the same, alone and in the list."""
     async with new_topic(at, "all") as (admin, topic):
         await admin.create_rule(
             topic,
@@ -275,8 +275,8 @@ async def test_a_rule_is_read_back_as_it_was_made(at: Place) -> None:
 
 
 @scenario("async")
-async def test_a_changed_rule_holds_for_what_comes_after(at: Place) -> None:
-    """What was copied before stays; what is sent afterwards is judged anew."""
+async def test_an_updated_rule_applies_to_later_messages(at: Place) -> None:
+    """Copies that exist stay; messages sent afterwards are matched with the new rule."""
     async with new_topic(at, "all") as (admin, topic):
         await only_rule(admin, topic, "all", "mine", filter=CorrelationRuleFilter(label="yes"))
         messages = [ServiceBusMessage(text, subject=text) for text in ("yes", "no")]
@@ -290,8 +290,8 @@ async def test_a_changed_rule_holds_for_what_comes_after(at: Place) -> None:
 
 
 @scenario("async")
-async def test_a_rule_that_cannot_be_is_refused(at: Place) -> None:
-    """Bad SQL, a name that is taken, a rule or subscription that is not there: refused, and nothing has changed."""
+async def test_an_invalid_rule_is_refused(at: Place) -> None:
+    """Invalid SQL, an existing name, or a missing rule or subscription raise an error and change nothing."""
     async with new_topic(at, "all") as (admin, topic):
         for settings in (
             {"filter": SqlRuleFilter("a = = 1")},
@@ -313,8 +313,8 @@ async def test_a_rule_that_cannot_be_is_refused(at: Place) -> None:
 
 
 @scenario("async")
-async def test_rules_of_many_subscriptions_made_at_once(at: Place) -> None:
-    """Ten subscriptions are made and given their rules in parallel; each gets its own message."""
+async def test_rules_of_many_subscriptions_created_in_parallel(at: Place) -> None:
+    """Ten subscriptions with a rule each get their own messages."""
     async with new_topic(at) as (admin, topic):
 
         async def subscribe(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Dead-letter queues through Microsoft's Python clients, sync and async: queues but for how they fill."""
+"""Dead-letter queues with Microsoft's Python clients, sync and async."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.support.scenarios import scenario
 from tests.support.sdk_clients import Face, Place, bodies, text_properties
 
 
-def grave(at: Place, queue: str, subscription: str | None = None, **options: Any) -> Face:
+def dead_letter_receiver(at: Place, queue: str, subscription: str | None = None, **options: Any) -> Face:
     return at.receiver(queue, subscription, sub_queue=ServiceBusSubQueue.DEAD_LETTER, **options)
 
 
-async def bury(at: Place, queue: str, *messages: ServiceBusMessage | str) -> list[Any]:
-    """Send messages and dead-letter each; as they were received."""
+async def dead_letter(at: Place, queue: str, *messages: ServiceBusMessage | str) -> list[Any]:
+    """Send messages and dead-letter each; return them as they were received."""
     await at.send(queue, *messages)
     receiver = at.receiver(queue)
     got = await at.take(receiver, len(messages))
@@ -29,10 +29,10 @@ async def bury(at: Place, queue: str, *messages: ServiceBusMessage | str) -> lis
 
 @scenario()
 async def test_dead_letters_are_received_and_completed(at: Place) -> None:
-    """They come in order, with their own numbers, ids and enqueue times, and are gone once completed."""
+    """They arrive in order with their own numbers, ids and enqueue times, and are removed when completed."""
     queue = await at.queue()
-    buried = await bury(at, queue, ServiceBusMessage("a", message_id="m"), "b")
-    receiver = grave(at, queue)
+    buried = await dead_letter(at, queue, ServiceBusMessage("a", message_id="m"), "b")
+    receiver = dead_letter_receiver(at, queue)
     got = await at.take(receiver, 2)
     assert bodies(got) == ["a", "b"]
     assert got[0].message_id == "m"
@@ -44,39 +44,39 @@ async def test_dead_letters_are_received_and_completed(at: Place) -> None:
 
 
 @scenario()
-async def test_a_dead_letter_says_where_it_comes_from(at: Place) -> None:
-    """Reason and description are application properties; the source is the entity that it died in."""
+async def test_a_dead_letter_has_reason_and_source(at: Place) -> None:
+    """Reason and description are application properties; the source is the entity in which it was dead-lettered."""
     queue, topic = await at.queue(), await at.topic()
     await at.subscription(topic, "sub")
-    await bury(at, queue, ServiceBusMessage("x", application_properties={"mine": 1}))
-    dead = await at.take_one(grave(at, queue))
+    await dead_letter(at, queue, ServiceBusMessage("x", application_properties={"mine": 1}))
+    dead = await at.take_one(dead_letter_receiver(at, queue))
     assert text_properties(dead) == {"mine": 1, "DeadLetterReason": "r", "DeadLetterErrorDescription": "d"}
     assert dead.dead_letter_source == queue
     await at.send(topic, "y", topic=True)
     receiver = at.receiver(topic, "sub")
     await receiver.dead_letter_message(await at.take_one(receiver))
-    dead = await at.take_one(grave(at, topic, "sub"))
+    dead = await at.take_one(dead_letter_receiver(at, topic, "sub"))
     assert dead.dead_letter_source == f"{topic}/Subscriptions/sub"
     assert (dead.dead_letter_reason, dead.dead_letter_error_description) == (None, None)
 
 
 @scenario()
 async def test_dead_letters_are_peeked(at: Place) -> None:
-    """Peek lists them and locks none."""
+    """Peeking lists them and locks none."""
     queue = await at.queue()
-    await bury(at, queue, "a", "b")
-    receiver = grave(at, queue)
+    await dead_letter(at, queue, "a", "b")
+    receiver = dead_letter_receiver(at, queue)
     assert bodies(await receiver.peek_messages(5)) == ["a", "b"]
     assert bodies(await receiver.peek_messages(5, sequence_number=2)) == ["b"]
     assert bodies(await at.take(receiver, 2)) == ["a", "b"]
 
 
 @scenario()
-async def test_dead_letters_are_abandoned_and_deferred_like_any_message(at: Place) -> None:
-    """Abandoned they come again, beyond any delivery count; deferred they come by their number."""
+async def test_dead_letters_are_abandoned_and_deferred(at: Place) -> None:
+    """An abandoned one returns at any delivery count; a deferred one is received by number."""
     queue = await at.queue(max_delivery_count=1)
-    await bury(at, queue, "a")
-    receiver = grave(at, queue)
+    await dead_letter(at, queue, "a")
+    receiver = dead_letter_receiver(at, queue)
     counts = set()
     for _ in range(3):
         message = await at.take_one(receiver)
@@ -91,22 +91,22 @@ async def test_dead_letters_are_abandoned_and_deferred_like_any_message(at: Plac
 
 
 @scenario()
-async def test_dead_letters_deleted_as_they_are_received(at: Place) -> None:
+async def test_dead_letters_in_receive_and_delete(at: Place) -> None:
     """Receive-and-delete empties a dead-letter queue."""
     queue = await at.queue()
-    await bury(at, queue, "a", "b")
-    receiver = grave(at, queue, receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE)
+    await dead_letter(at, queue, "a", "b")
+    receiver = dead_letter_receiver(at, queue, receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE)
     assert bodies(await at.take(receiver, 2)) == ["a", "b"]
     await at.settled(queue)
 
 
 @scenario()
 async def test_a_dead_letter_s_lock_ends_and_is_renewed(at: Place) -> None:
-    """Its lock lasts as long as its queue's locks do."""
+    """Its lock has the duration of its queue's locks."""
     queue = await at.queue()
-    await bury(at, queue, "a")
+    await dead_letter(at, queue, "a")
     await at.update_queue(queue, lock_duration=timedelta(seconds=3))
-    receiver = grave(at, queue)
+    receiver = dead_letter_receiver(at, queue)
     first = await at.take_one(receiver)
     await at.update_queue(queue, lock_duration=timedelta(minutes=1))
     second = await at.take_one(receiver)
@@ -119,12 +119,12 @@ async def test_a_dead_letter_s_lock_ends_and_is_renewed(at: Place) -> None:
 
 
 @scenario()
-async def test_a_dead_letter_does_not_die_again(at: Place) -> None:
-    """It has no time to live any more, and dead-lettering it is refused: it stays as it is, locked."""
+async def test_a_dead_letter_does_not_expire_and_cannot_be_dead_lettered(at: Place) -> None:
+    """It has no time to live, and dead-lettering it is refused: it stays locked."""
     queue = await at.queue(default_message_time_to_live=timedelta(seconds=1), dead_lettering_on_message_expiration=True)
     await at.send(queue, "expires")
     await at.settled(queue, dead_letter=1)
-    receiver = grave(at, queue)
+    receiver = dead_letter_receiver(at, queue)
     message = await at.take_one(receiver)
     with pytest.raises(ServiceBusError):
         await receiver.dead_letter_message(message, reason="again")
@@ -134,8 +134,8 @@ async def test_a_dead_letter_does_not_die_again(at: Place) -> None:
 
 
 @scenario()
-async def test_nothing_is_sent_to_a_dead_letter_queue(at: Place) -> None:
-    """Only the broker fills it."""
+async def test_a_client_cannot_send_to_a_dead_letter_queue(at: Place) -> None:
+    """Only the broker adds messages to it."""
     queue = await at.queue()
     with pytest.raises(ServiceBusError):
         await at.send(f"{queue}/$DeadLetterQueue", "x")

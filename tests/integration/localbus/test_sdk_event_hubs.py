@@ -1,4 +1,4 @@
-"""Event hubs through Microsoft's azure-eventhub, sync and async: producers, properties, and consumers to read back."""
+"""Event hubs with Microsoft's azure-eventhub, sync and async: producers, properties and consumers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _consumer(at: Place, hub: str) -> Any:
 async def read(
     at: Place, hub: str, partition: str, count: int, start: Any = START, inclusive: bool = False, **more: Any
 ) -> list[EventData]:
-    """The next so many events of a partition, through a consumer."""
+    """Return the next events of a partition, from a consumer."""
     client, found, enough = _consumer(at, hub), [], asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -90,13 +90,13 @@ async def read(
 
 
 async def read_all(at: Place, hub: str, counts: dict[str, int]) -> dict[str, list[str]]:
-    """The bodies of every partition that holds something."""
+    """Return the bodies of every partition with events."""
     found = await asyncio.gather(*(read(at, hub, id, count) for id, count in counts.items()))
     return {id: texts(events) for id, events in zip(counts, found, strict=True)}
 
 
-async def held(sender: Face) -> dict[str, int]:
-    """How many events each partition has."""
+async def event_counts(sender: Face) -> dict[str, int]:
+    """Return the number of events in each partition."""
     counts = {}
     for id in await sender.get_partition_ids():
         about = await sender.get_partition_properties(id)
@@ -110,7 +110,7 @@ def texts(events: Iterable[EventData]) -> list[str]:
 
 @scenario()
 async def test_a_batch_is_in_one_partition_in_order(at: Place) -> None:
-    """Events of a batch are read back in order, with their properties, ids and places."""
+    """Events of a batch are read in order, with their properties, ids and positions."""
     async with producer(at, "batches") as sender:
         batch = await sender.create_batch()
         for n in range(5):
@@ -120,7 +120,7 @@ async def test_a_batch_is_in_one_partition_in_order(at: Place) -> None:
             event.message_id = None if n == 3 else f"m{n}"  # the service gives an event no id
             batch.add(event)
         await sender.send_batch(batch)
-        counts = await held(sender)
+        counts = await event_counts(sender)
     ((partition, count),) = counts.items()
     assert count == 5
     events = await read(at, "batches", partition, 5)
@@ -135,20 +135,20 @@ async def test_a_batch_is_in_one_partition_in_order(at: Place) -> None:
 
 @scenario()
 async def test_without_a_key_partitions_take_turns(at: Place) -> None:
-    """Sends that name no partition spread over all; a list, and a single event, can be sent too."""
+    """Sends without a partition use all partitions; a list and a single event can be sent, too."""
     async with producer(at, "turns") as sender:
         for n in range(7):
             await sender.send_batch([EventData(str(n))])
         await sender.send_event(EventData("7"))
-        counts = await held(sender)
+        counts = await event_counts(sender)
     assert counts == {"0": 2, "1": 2, "2": 2, "3": 2}
     found = await read_all(at, "turns", counts)
     assert sorted(text for each in found.values() for text in each) == list("01234567")
 
 
 @scenario()
-async def test_a_partition_key_always_leads_to_the_same_partition(at: Place) -> None:
-    """All events of a key are in one partition and carry it; keys spread over partitions."""
+async def test_events_of_a_partition_key_are_in_one_partition(at: Place) -> None:
+    """All events of a key are in one partition and have the key; keys are spread over the partitions."""
     keys = [f"key-{n}" for n in range(12)]
     async with producer(at, "keys") as sender:
         for turn in range(2):
@@ -156,7 +156,7 @@ async def test_a_partition_key_always_leads_to_the_same_partition(at: Place) -> 
                 batch = await sender.create_batch(partition_key=key)
                 batch.add(EventData(f"{key} {turn}"))
                 await sender.send_batch(batch)
-        counts = await held(sender)
+        counts = await event_counts(sender)
     assert sum(counts.values()) == 24
     assert len(counts) > 1
     for events in await asyncio.gather(*(read(at, "keys", id, count) for id, count in counts.items())):
@@ -167,14 +167,14 @@ async def test_a_partition_key_always_leads_to_the_same_partition(at: Place) -> 
 
 
 @scenario()
-async def test_a_partition_id_is_obeyed(at: Place) -> None:
-    """A batch for a partition is in that partition; a partition that is not there is refused."""
+async def test_a_batch_can_name_its_partition(at: Place) -> None:
+    """A batch for a partition is in that partition; a missing partition is refused."""
     async with producer(at, "partitions") as sender:
         batch = await sender.create_batch(partition_id="2")
         batch.add(EventData("a"))
         await sender.send_batch(batch)
         await sender.send_batch([EventData("b")], partition_id="2")
-        assert await held(sender) == {"2": 2}
+        assert await event_counts(sender) == {"2": 2}
         with pytest.raises(EventHubError):
             await sender.send_batch([EventData("x")], partition_id="9")
     assert texts(await read(at, "partitions", "2", 2)) == ["a", "b"]
@@ -182,7 +182,7 @@ async def test_a_partition_id_is_obeyed(at: Place) -> None:
 
 @scenario()
 async def test_hub_and_partition_properties(at: Place) -> None:
-    """A hub tells its name, age and partitions; a partition what it holds."""
+    """A hub has its name, creation time and partitions; a partition its first and last event."""
     async with producer(at, "properties") as sender:
         about = await sender.get_eventhub_properties()
         assert about["eventhub_name"] == f"properties-{at.kind}"
@@ -201,8 +201,8 @@ async def test_hub_and_partition_properties(at: Place) -> None:
 
 
 @scenario()
-async def test_a_hub_that_is_not_there(at: Place) -> None:
-    """Sending to an unknown hub fails as against Azure."""
+async def test_a_missing_hub(at: Place) -> None:
+    """Sending to an unknown hub raises the same error as with Azure."""
     async with producer(at, "no-such-hub") as sender:
         with pytest.raises(EventHubError):
             await sender.send_batch([EventData("x")])
@@ -210,7 +210,7 @@ async def test_a_hub_that_is_not_there(at: Place) -> None:
 
 @scenario()
 async def test_a_batch_is_as_large_as_the_link_allows(at: Place) -> None:
-    """A batch refuses the event that would not fit; an event beyond the limit is not accepted."""
+    """A batch refuses an event that does not fit; an event above the limit is not accepted."""
     async with producer(at, "limits") as sender:
         batch = await sender.create_batch()
         assert batch.max_size_in_bytes == 1024 * 1024
@@ -220,12 +220,12 @@ async def test_a_batch_is_as_large_as_the_link_allows(at: Place) -> None:
         await sender.send_batch(batch)
         with pytest.raises((EventDataSendError, ValueError)):
             await sender.send_batch([EventData(b"x" * 1_100_000)])
-        assert sum((await held(sender)).values()) == 1
+        assert sum((await event_counts(sender)).values()) == 1
 
 
 @scenario()
-async def test_a_consumer_starts_where_it_is_told(at: Place) -> None:
-    """From the start, after or at a sequence number, an offset or a time; reading takes nothing away."""
+async def test_a_consumer_starts_at_its_position(at: Place) -> None:
+    """From the start, after or at a sequence number, an offset or a time; reading removes no event."""
     async with producer(at, "positions") as sender:
         await sender.send_batch([EventData("0"), EventData("1")], partition_id="0")
         await asyncio.sleep(0.05)  # a later millisecond: a time tells the two batches apart
@@ -247,8 +247,8 @@ async def test_a_consumer_starts_where_it_is_told(at: Place) -> None:
 
 
 @scenario()
-async def test_a_consumer_gets_what_comes_while_it_waits(at: Place) -> None:
-    """A consumer at the end of a partition is given each event as it is sent, and none of before."""
+async def test_a_consumer_gets_events_as_they_are_sent(at: Place) -> None:
+    """A consumer at the end of a partition gets each new event, and no earlier one."""
     async with producer(at, "live") as sender:
         await sender.send_batch([EventData("before")], partition_id="3")
         waiting = asyncio.ensure_future(read(at, "live", "3", 1, start="@latest"))
@@ -261,8 +261,8 @@ async def test_a_consumer_gets_what_comes_while_it_waits(at: Place) -> None:
 
 
 @scenario()
-async def test_a_consumer_is_told_of_the_newest_event(at: Place) -> None:
-    """With each event, if it asked: the place of the last one of the partition, and when that was looked up."""
+async def test_a_consumer_with_runtime_metrics_gets_the_newest_event(at: Place) -> None:
+    """If it asked for them, each event has the position of the partition's last one and the time of the look-up."""
     async with producer(at, "newest") as sender:
         await sender.send_batch([EventData("0"), EventData("1")], partition_id="0")
         about = await sender.get_partition_properties("0")
@@ -279,8 +279,8 @@ async def test_a_consumer_is_told_of_the_newest_event(at: Place) -> None:
 
 
 @scenario()
-async def test_an_owner_reads_alone(at: Place) -> None:
-    """A higher owner level disconnects the readers of its group, and a lower one is refused while it is there."""
+async def test_a_consumer_with_an_owner_level_is_exclusive(at: Place) -> None:
+    """A higher owner level disconnects the readers of its group; a lower one is refused meanwhile."""
     hub = f"owners-{at.kind}"
 
     def path(group: str) -> str:

@@ -1,4 +1,4 @@
-"""Queues through Microsoft's Python clients, sync and async: every bullet of the queue row, and pings."""
+"""Queues with Microsoft's Python clients, sync and async, and pings."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ SECOND = timedelta(seconds=1)
 
 
 @scenario()
-async def test_what_is_sent_is_received_and_completed(at: Place) -> None:
-    """A message comes with its number, times and count, and is gone once completed."""
+async def test_a_message_is_sent_received_and_completed(at: Place) -> None:
+    """A message has its number, times and count, and is removed when completed."""
     queue = await at.queue()
     before = datetime.now(timezone.utc) - SECOND
     await at.send(queue, ServiceBusMessage(b"one", message_id="id-1"))
@@ -53,7 +53,7 @@ async def test_what_is_sent_is_received_and_completed(at: Place) -> None:
 
 @scenario()
 async def test_every_field_of_a_message_arrives(at: Place) -> None:
-    """Broker properties and application properties come back as they were set."""
+    """Broker properties and application properties arrive as they were set."""
     queue = await at.queue()
     sent = ServiceBusMessage(
         b"\x00body\xff",
@@ -83,7 +83,7 @@ async def test_every_field_of_a_message_arrives(at: Place) -> None:
 
 @scenario()
 async def test_every_kind_of_body_arrives(at: Place) -> None:
-    """Bodies of several data sections, of sequences and of a value stay what they are."""
+    """Bodies of several data sections, of sequences and of a value keep their kind."""
     queue = await at.queue()
     sender, receiver = at.sender(queue), at.receiver(queue)
     await sender.send_messages(AmqpAnnotatedMessage(data_body=[b"a", b"b"]))
@@ -96,8 +96,8 @@ async def test_every_kind_of_body_arrives(at: Place) -> None:
 
 
 @scenario()
-async def test_a_batch_is_taken_apart_and_keeps_its_order(at: Place) -> None:
-    """Messages of one batch are messages of their own, in the order in which they were added."""
+async def test_a_batch_becomes_messages_in_order(at: Place) -> None:
+    """Each message of a batch is a message of its own, in the order of the batch."""
     queue = await at.queue()
     sender = at.sender(queue)
     batch = await sender.create_message_batch()
@@ -117,7 +117,7 @@ async def test_a_batch_is_taken_apart_and_keeps_its_order(at: Place) -> None:
 
 @scenario()
 async def test_iterating_a_receiver(at: Place) -> None:
-    """A receiver can be looped over; the loop ends when nothing has come for `max_wait_time`."""
+    """The loop over a receiver ends when no message has arrived for `max_wait_time`."""
     queue = await at.queue()
     await at.send(queue, "a", "b", "c")
     receiver = at.receiver(queue, max_wait_time=10, prefetch_count=2)
@@ -131,7 +131,7 @@ async def test_iterating_a_receiver(at: Place) -> None:
 
 @scenario()
 async def test_receive_and_delete(at: Place) -> None:
-    """In that mode a message is gone when it is handed out."""
+    """In that mode a message is removed when it is delivered."""
     queue = await at.queue()
     await at.send(queue, "a", "b")
     receiver = at.receiver(queue, receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE)
@@ -141,7 +141,7 @@ async def test_receive_and_delete(at: Place) -> None:
 
 @scenario()
 async def test_a_lock_hides_a_message_from_others(at: Place) -> None:
-    """What one receiver has locked, another does not get; it gets the next."""
+    """Another receiver gets the next message, not the locked one."""
     queue = await at.queue()
     await at.send(queue, "first", "second")
     one, two = at.receiver(queue), at.receiver(queue)
@@ -151,8 +151,8 @@ async def test_a_lock_hides_a_message_from_others(at: Place) -> None:
 
 
 @scenario()
-async def test_a_queue_that_is_not_there(at: Place) -> None:
-    """The service refuses the token for an unknown queue (404); this SDK makes an authentication error of it."""
+async def test_a_missing_queue(at: Place) -> None:
+    """The service refuses the token for an unknown queue (404); this SDK raises an authentication error."""
     with pytest.raises(ServiceBusAuthenticationError):
         await at.send("no-such-queue", "x")
     with pytest.raises(ServiceBusAuthenticationError):
@@ -160,14 +160,14 @@ async def test_a_queue_that_is_not_there(at: Place) -> None:
 
 
 @scenario()
-async def test_a_queue_that_is_deleted_under_its_links(at: Place) -> None:
-    """Links that are open when their queue is deleted are told that it is not there any more."""
+async def test_deleting_a_queue_closes_its_links(at: Place) -> None:
+    """Open links are closed with not-found when their queue is deleted."""
     queue = await at.queue()
     receiver = at.receiver(queue)
     await at.send(queue, "x")
     await at.take_one(receiver)
     await asyncio.to_thread(at.admin.delete_queue, queue)
-    at._queues.remove(queue)
+    at.queues.remove(queue)
     with pytest.raises(ServiceBusError):
         await at.send(queue, "y")
     with pytest.raises(MessagingEntityNotFoundError):
@@ -178,8 +178,8 @@ async def test_a_queue_that_is_deleted_under_its_links(at: Place) -> None:
 
 
 @scenario()
-async def test_abandon_gives_back_at_once_and_counts(at: Place) -> None:
-    """An abandoned message comes again, first in line, its delivery count one higher, its number the same."""
+async def test_an_abandoned_message_is_available_at_once(at: Place) -> None:
+    """It is the first message again, its delivery count one higher, its number the same."""
     queue = await at.queue()
     await at.send(queue, "a", "b")
     receiver = at.receiver(queue)
@@ -192,7 +192,7 @@ async def test_abandon_gives_back_at_once_and_counts(at: Place) -> None:
 
 @scenario()
 async def test_abandon_with_properties(at: Place) -> None:
-    """Properties given with abandon are set on the message; the rest of it stays."""
+    """Properties given with abandon are set on the message; the others stay."""
     queue = await at.queue()
     await at.send(queue, ServiceBusMessage("a", application_properties={"kept": "yes", "changed": "old"}))
     receiver = at.receiver(queue)
@@ -215,8 +215,8 @@ async def test_abandon_with_properties(at: Place) -> None:
 
 
 @scenario()
-async def test_a_deferred_message_comes_only_by_its_number(at: Place) -> None:
-    """Deferred: passed over by receivers, seen by peek, received by its sequence number, then settled as usual."""
+async def test_a_deferred_message_is_received_by_its_number(at: Place) -> None:
+    """Receivers skip it, peeking lists it; it is received by its sequence number and settled as usual."""
     queue = await at.queue()
     await at.send(queue, "later", "now")
     receiver = at.receiver(queue)
@@ -236,7 +236,7 @@ async def test_a_deferred_message_comes_only_by_its_number(at: Place) -> None:
 
 @scenario()
 async def test_a_deferred_message_can_be_deferred_abandoned_and_dead_lettered(at: Place) -> None:
-    """Abandoning a deferred message leaves it deferred; its delivery count grows; it can still be buried."""
+    """Abandoning a deferred message leaves it deferred, with a higher delivery count; it can be dead-lettered."""
     queue = await at.queue()
     await at.send(queue, "x")
     receiver = at.receiver(queue)
@@ -258,7 +258,7 @@ async def test_a_deferred_message_can_be_deferred_abandoned_and_dead_lettered(at
 
 @scenario()
 async def test_a_deferral_counts_as_a_delivery(at: Place) -> None:
-    """At MaxDeliveryCount a deferred message is a dead letter: deferred for the last time, or had and given back."""
+    """At MaxDeliveryCount a message that is deferred, or abandoned after a deferral, is dead-lettered."""
     queue = await at.queue(max_delivery_count=1)
     other = await at.queue(max_delivery_count=2)
     for each in (queue, other):
@@ -278,7 +278,7 @@ async def test_a_deferral_counts_as_a_delivery(at: Place) -> None:
 
 @scenario()
 async def test_deferred_receive_and_delete(at: Place) -> None:
-    """In receive-and-delete mode a deferred message is gone when it is handed out."""
+    """In receive-and-delete mode a deferred message is removed when it is delivered."""
     queue = await at.queue()
     await at.send(queue, "x")
     receiver = at.receiver(queue)
@@ -292,7 +292,7 @@ async def test_deferred_receive_and_delete(at: Place) -> None:
 
 @scenario()
 async def test_an_unknown_deferred_number(at: Place) -> None:
-    """A number that is not deferred is refused as not found, and nothing else of the request is locked."""
+    """A number that is not deferred raises not-found, and no other message of the request is locked."""
     queue = await at.queue()
     await at.send(queue, "x")
     receiver = at.receiver(queue)
@@ -306,7 +306,7 @@ async def test_an_unknown_deferred_number(at: Place) -> None:
 
 @scenario()
 async def test_dead_letter_with_reason_and_description(at: Place) -> None:
-    """A dead-lettered message waits in the dead-letter queue with the reason and description it was given."""
+    """The message is in the dead-letter queue with its reason and description."""
     queue = await at.queue()
     await at.send(queue, ServiceBusMessage("x", application_properties={"kept": 1}))
     receiver = at.receiver(queue)
@@ -320,8 +320,8 @@ async def test_dead_letter_with_reason_and_description(at: Place) -> None:
 
 
 @scenario()
-async def test_the_last_delivery_ends_in_the_dead_letter_queue(at: Place) -> None:
-    """At the maximum delivery count the message is dead-lettered, with the service's own reason."""
+async def test_the_last_delivery_dead_letters_the_message(at: Place) -> None:
+    """At the maximum delivery count the message is dead-lettered with the service's reason."""
     queue = await at.queue(max_delivery_count=2)
     await at.send(queue, "x")
     receiver = at.receiver(queue)
@@ -340,8 +340,8 @@ async def test_the_last_delivery_ends_in_the_dead_letter_queue(at: Place) -> Non
 
 
 @scenario()
-async def test_a_lock_ends_at_its_time(at: Place) -> None:
-    """A lock that runs out gives the message back, counted; the old lock settles nothing any more."""
+async def test_an_expired_lock_makes_the_message_available(at: Place) -> None:
+    """The message is delivered again, counted; the old lock cannot settle it."""
     queue = await at.queue(lock_duration=timedelta(seconds=3))
     await at.send(queue, "x")
     receiver = at.receiver(queue)
@@ -358,8 +358,8 @@ async def test_a_lock_ends_at_its_time(at: Place) -> None:
 
 
 @scenario("sync")
-async def test_the_server_itself_refuses_a_lost_lock(at: Place) -> None:
-    """The SDK knows a lock's end by its own clock; the broker's word, asked past the SDK, is the same."""
+async def test_the_broker_refuses_a_lost_lock(at: Place) -> None:
+    """The SDK checks a lock's end by its own clock; a request without the SDK is refused in the same way."""
     queue = await at.queue(lock_duration=timedelta(seconds=3))
     await at.send(queue, "x")
     receiver = at.receiver(queue)
@@ -385,7 +385,7 @@ async def test_the_server_itself_refuses_a_lost_lock(at: Place) -> None:
 
 @scenario()
 async def test_a_renewed_lock_lasts(at: Place) -> None:
-    """Renewing moves a lock's end; the message is not given to others meanwhile."""
+    """Renewing moves a lock's end; no other receiver gets the message meanwhile."""
     queue = await at.queue(lock_duration=timedelta(seconds=10))
     await at.send(queue, "x")
     receiver = at.receiver(queue)
@@ -409,7 +409,7 @@ async def test_a_renewed_lock_lasts(at: Place) -> None:
 
 @scenario()
 async def test_peek_shows_everything_and_changes_nothing(at: Place) -> None:
-    """Peek lists active, locked, deferred and scheduled messages by number, and locks none."""
+    """Peeking lists active, locked, deferred and scheduled messages by number, and locks none."""
     queue = await at.queue()
     await at.send(queue, "deferred", "locked", "active")
     sender, receiver = at.sender(queue), at.receiver(queue)
@@ -432,8 +432,8 @@ async def test_peek_shows_everything_and_changes_nothing(at: Place) -> None:
 
 
 @scenario()
-async def test_a_scheduled_message_comes_at_its_time(at: Place) -> None:
-    """Not before its time; then at the end of the queue, under a new number."""
+async def test_a_scheduled_message_is_available_at_its_time(at: Place) -> None:
+    """At that time it is added to the end of the queue, with a new number."""
     queue = await at.queue()
     sender, receiver = at.sender(queue), at.receiver(queue)
     await sender.__aenter__()
@@ -454,7 +454,7 @@ async def test_a_scheduled_message_comes_at_its_time(at: Place) -> None:
 
 @scenario()
 async def test_a_message_with_a_scheduled_time_is_scheduled(at: Place) -> None:
-    """The property on a plain send schedules too; a time that has passed means at once."""
+    """The property on a sent message schedules it, too; a time in the past means now."""
     queue = await at.queue()
     late = ServiceBusMessage("late", scheduled_enqueue_time_utc=soon(600))
     past = ServiceBusMessage("past", scheduled_enqueue_time_utc=soon(-600))
@@ -465,7 +465,7 @@ async def test_a_message_with_a_scheduled_time_is_scheduled(at: Place) -> None:
 
 @scenario()
 async def test_cancelling_scheduled_messages(at: Place) -> None:
-    """A cancelled message never comes; a number that is not scheduled is refused as not found."""
+    """A cancelled message is not delivered; a number that is not scheduled raises not-found."""
     queue = await at.queue()
     sender = at.sender(queue)
     numbers = await sender.schedule_messages([ServiceBusMessage(n) for n in "abc"], soon(600))
@@ -484,8 +484,8 @@ async def test_cancelling_scheduled_messages(at: Place) -> None:
 
 
 @scenario()
-async def test_a_message_outlives_its_time_to_live_nowhere(at: Place) -> None:
-    """Its own time to live, or the entity's where that is shorter, ends a message; by default it is dropped."""
+async def test_an_expired_message_is_dropped(at: Place) -> None:
+    """The shorter time to live of message and entity applies; by default an expired message is dropped."""
     own = await at.queue()
     entity = await at.queue(default_message_time_to_live=SECOND)
     await at.send(own, ServiceBusMessage("short", time_to_live=SECOND), "for ever")
@@ -496,8 +496,8 @@ async def test_a_message_outlives_its_time_to_live_nowhere(at: Place) -> None:
 
 
 @scenario()
-async def test_an_expired_message_is_dead_lettered_where_asked_for(at: Place) -> None:
-    """With dead-lettering on expiration it is kept, with the service's own reason, and expires no more."""
+async def test_an_expired_message_is_dead_lettered_if_configured(at: Place) -> None:
+    """It is dead-lettered with the service's reason, and does not expire there."""
     queue = await at.queue(default_message_time_to_live=timedelta(hours=1), dead_lettering_on_message_expiration=True)
     await at.send(queue, ServiceBusMessage("x", time_to_live=SECOND))
     await at.settled(queue, dead_letter=1)
@@ -507,8 +507,8 @@ async def test_an_expired_message_is_dead_lettered_where_asked_for(at: Place) ->
 
 
 @scenario()
-async def test_a_locked_message_does_not_expire_under_its_holder(at: Place) -> None:
-    """A lock keeps a message beyond its life: it can be completed; given back, it expires."""
+async def test_a_locked_message_does_not_expire(at: Place) -> None:
+    """It can be completed after its time to live; if it is abandoned, it expires."""
     queue = await at.queue(dead_lettering_on_message_expiration=True)
     receiver = at.receiver(queue)
     await receiver.__aenter__()  # both are open before the messages' short lives begin
@@ -532,7 +532,7 @@ async def test_a_locked_message_does_not_expire_under_its_holder(at: Place) -> N
 
 @scenario()
 async def test_a_duplicate_is_accepted_and_dropped(at: Place) -> None:
-    """Within the window a known message id is dropped, in a batch too, even when the first is long gone."""
+    """Within the window a known message id is dropped, also in a batch and after the first was completed."""
     queue = await at.queue(requires_duplicate_detection=True)
     receiver = at.receiver(queue)
     await at.send(queue, ServiceBusMessage("1", message_id="a"))
@@ -545,7 +545,7 @@ async def test_a_duplicate_is_accepted_and_dropped(at: Place) -> None:
 
 @scenario()
 async def test_a_scheduled_duplicate_has_a_number(at: Place) -> None:
-    """Each scheduled message gets a number, a duplicate too; the duplicate's belongs to no message."""
+    """Each scheduled message gets a number; a duplicate's number belongs to no message."""
     queue = await at.queue(requires_duplicate_detection=True)
     sender = at.sender(queue)
     messages = [ServiceBusMessage("x", message_id=id) for id in ("a", "a", "b")]
@@ -581,7 +581,7 @@ async def test_the_duplicate_window_ends(at: Place) -> None:
 
 @scenario()
 async def test_a_message_may_not_be_larger_than_the_queue_allows(at: Place) -> None:
-    """A message beyond MaxMessageSizeInKilobytes is refused as too large; a sender goes on after it."""
+    """A message above MaxMessageSizeInKilobytes raises the size error; the sender can send afterwards."""
     queue = await at.queue(max_message_size_in_kilobytes=2)
     with pytest.raises(MessageSizeExceededError):
         await at.send(queue, ServiceBusMessage(b"x" * 4000))
@@ -590,8 +590,8 @@ async def test_a_message_may_not_be_larger_than_the_queue_allows(at: Place) -> N
 
 
 @scenario()
-async def test_ids_have_a_longest_length(at: Place) -> None:
-    """Ids of 128 characters are taken; a longer one, or a partition key that is not the session's, is refused."""
+async def test_ids_have_a_maximum_length(at: Place) -> None:
+    """Ids have up to 128 characters; a longer one, or a partition key that differs from the session, is refused."""
     queue = await at.queue()
 
     def sent(pk: str | None = None, **properties: str) -> AmqpAnnotatedMessage:
@@ -618,7 +618,7 @@ async def test_ids_have_a_longest_length(at: Place) -> None:
 
 @scenario()
 async def test_a_batch_knows_the_queue_s_limit(at: Place) -> None:
-    """The link says how much a batch may hold, so that the SDK can tell when it is full."""
+    """The link has the largest size of a batch, so the SDK can refuse a message that does not fit."""
     queue = await at.queue(max_message_size_in_kilobytes=2)
     batch = await at.sender(queue).create_message_batch()
     assert batch.max_size_in_bytes == 2048
@@ -629,7 +629,7 @@ async def test_a_batch_knows_the_queue_s_limit(at: Place) -> None:
 
 @scenario()
 async def test_a_full_queue_refuses_until_there_is_room(at: Place) -> None:
-    """At MaxSizeInMegabytes a send raises the quota error, nothing of it is kept, and room opens it again."""
+    """At MaxSizeInMegabytes a send raises the quota error and keeps nothing, until messages are removed."""
     queue = await at.queue(max_size_in_megabytes=1)
     big = ServiceBusMessage(b"x" * 200_000)
     await at.send(queue, *[big] * 5)
@@ -643,7 +643,7 @@ async def test_a_full_queue_refuses_until_there_is_room(at: Place) -> None:
 
 @scenario()
 async def test_dead_letters_count_against_the_quota(at: Place) -> None:
-    """A message that moves to the dead-letter queue makes no room."""
+    """A message that is dead-lettered does not make room."""
     queue = await at.queue(max_size_in_megabytes=1)
     big = ServiceBusMessage(b"x" * 250_000)
     await at.send(queue, *[big] * 4)
@@ -658,7 +658,7 @@ async def test_dead_letters_count_against_the_quota(at: Place) -> None:
 
 @scenario()
 async def test_forwarding_along_a_chain(at: Place) -> None:
-    """What comes into the first queue is received from the last; those between keep nothing."""
+    """A message sent to the first queue is received from the last; the queues between keep none."""
     last = await at.queue()
     middle = await at.queue(forward_to=last)
     first = await at.queue(forward_to=middle)
@@ -676,7 +676,7 @@ async def test_forwarding_along_a_chain(at: Place) -> None:
 
 @scenario()
 async def test_forwarding_begins_when_it_is_switched_on(at: Place) -> None:
-    """What a queue holds when forwarding is set goes too, and stops going when it is taken off."""
+    """Messages that a queue has when forwarding is set are forwarded, until it is removed."""
     target, source = await at.queue(), await at.queue()
     await at.send(source, "waiting")
     await at.update_queue(source, forward_to=target)
@@ -689,7 +689,7 @@ async def test_forwarding_begins_when_it_is_switched_on(at: Place) -> None:
 
 @scenario()
 async def test_dead_letters_can_be_forwarded(at: Place) -> None:
-    """Dead letters go where ForwardDeadLetteredMessagesTo says, with reason and source."""
+    """Dead letters are sent to ForwardDeadLetteredMessagesTo, with reason and source."""
     target = await at.queue()
     source = await at.queue(forward_dead_lettered_messages_to=target)
     await at.send(source, "x")
@@ -702,14 +702,14 @@ async def test_dead_letters_can_be_forwarded(at: Place) -> None:
 
 
 @scenario()
-async def test_a_message_that_cannot_be_forwarded_is_set_aside(at: Place) -> None:
-    """Where the target is disabled, full or gone, the source keeps the message as a transfer dead letter."""
+async def test_a_message_that_cannot_be_forwarded_is_a_transfer_dead_letter(at: Place) -> None:
+    """With a disabled, full or missing target the source keeps it as a transfer dead letter."""
     disabled, full, gone = await at.queue(), await at.queue(max_size_in_megabytes=1), await at.queue()
     await at.send(full, *[ServiceBusMessage(b"x" * 250_000)] * 4)
     sources = [await at.queue(forward_to=target) for target in (disabled, full, gone)]
     await at.update_queue(disabled, status="Disabled")
     await asyncio.to_thread(at.admin.delete_queue, gone)
-    at._queues.remove(gone)
+    at.queues.remove(gone)
     for source in sources:
         await at.send(source, ServiceBusMessage(b"y" * 100_000))
         await at.settled(source, transfer_dead_letter=1)
@@ -723,7 +723,7 @@ async def test_a_message_that_cannot_be_forwarded_is_set_aside(at: Place) -> Non
 
 @scenario()
 async def test_a_message_is_forwarded_four_times_at_most(at: Place) -> None:
-    """The fifth hop is refused: the message is set aside where it stands, with the service's reason."""
+    """The fifth forward makes a transfer dead letter where the message is, with the service's reason."""
     chain = [await at.queue()]
     for _ in range(5):
         chain.append(await at.queue(forward_to=chain[-1]))
@@ -740,7 +740,7 @@ async def test_a_message_is_forwarded_four_times_at_most(at: Place) -> None:
 
 @scenario("sync")
 async def test_an_entity_may_be_named_as_a_part_of_an_event_hub_is(at: Place) -> None:
-    """`jobs/partitions/1` is a queue where there is one of that name: to send, receive, peek and dead-letter."""
+    """`jobs/partitions/1` is a queue if one has that name: to send, receive, peek and dead-letter."""
     for end in ("partitions/1", "consumergroups/b", "ConsumerGroups/b/Partitions/0"):
         name = f"{unique('jobs')}/{end}"
         await asyncio.to_thread(at.admin.create_queue, name)
@@ -760,7 +760,7 @@ async def test_an_entity_may_be_named_as_a_part_of_an_event_hub_is(at: Place) ->
 
 
 @scenario("sync")
-async def test_a_part_of_something_that_is_no_event_hub_is_nothing(at: Place) -> None:
+async def test_a_partition_of_a_queue_does_not_exist(at: Place) -> None:
     """A receiver of `orders/partitions/1` gets none of the messages of the queue `orders`."""
     queue = await at.queue()
     await at.send(queue, "x")
@@ -773,7 +773,7 @@ async def test_a_part_of_something_that_is_no_event_hub_is_nothing(at: Place) ->
 
 
 async def _can_send(at: Place, queue: str, *, fresh: bool) -> bool:
-    sender = at._keep(at.client.get_queue_sender(queue)) if fresh else at.sender(queue)
+    sender = at.keep(at.client.get_queue_sender(queue)) if fresh else at.sender(queue)
     try:
         await sender.send_messages(ServiceBusMessage("x"))
     except MessagingEntityDisabledError:
@@ -790,8 +790,8 @@ async def _can_receive(at: Place, receiver: object) -> bool:
 
 
 @scenario()
-async def test_a_queue_s_status_holds_for_new_links(at: Place) -> None:
-    """Active, Disabled, SendDisabled and ReceiveDisabled allow what their names say."""
+async def test_a_queue_s_status_applies_to_new_links(at: Place) -> None:
+    """Active, Disabled, SendDisabled and ReceiveDisabled allow new links as their names say."""
     for status, sends, receives in (
         ("Active", True, True),
         ("SendDisabled", False, True),
@@ -806,8 +806,8 @@ async def test_a_queue_s_status_holds_for_new_links(at: Place) -> None:
 
 
 @scenario()
-async def test_a_queue_s_status_holds_for_open_links(at: Place) -> None:
-    """A link that was open when the status changed can do no more than a new one, and serves again afterwards."""
+async def test_a_queue_s_status_applies_to_open_links(at: Place) -> None:
+    """An open link can do no more than a new one, and works again once the queue is active."""
     queue = await at.queue()
     receiver = at.receiver(queue)
     await at.send(queue, "a")
@@ -827,7 +827,7 @@ async def test_a_queue_s_status_holds_for_open_links(at: Place) -> None:
 
 @scenario()
 async def test_pings_are_accepted_and_never_delivered(at: Place) -> None:
-    """A ping, alone or in a batch, leaves nothing behind: no message, no number, whatever the entity."""
+    """A ping, alone or in a batch, to any entity, makes no message and uses no sequence number."""
     queue = await at.queue(requires_duplicate_detection=True)
     sessions = await at.queue(requires_session=True)
     ping = ServiceBusMessage(b"", content_type=PING, time_to_live=SECOND, session_id="random")
@@ -842,8 +842,8 @@ async def test_pings_are_accepted_and_never_delivered(at: Place) -> None:
 
 
 @scenario()
-async def test_a_ping_tells_a_disabled_queue_from_a_healthy_one(at: Place) -> None:
-    """A ping is refused where a message would be."""
+async def test_a_ping_to_a_disabled_queue_is_refused(at: Place) -> None:
+    """A ping is refused if a message would be."""
     queue = await at.queue()
     await at.update_queue(queue, status="SendDisabled")
     with pytest.raises(MessagingEntityDisabledError):

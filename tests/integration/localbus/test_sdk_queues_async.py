@@ -1,4 +1,4 @@
-"""What only the async client can show: many things at once, on a localbus that keeps everything in a store."""
+"""Concurrent operations of the async client, on a localbus with a store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ON_A_STORE = True
 
 @scenario("async")
 async def test_competing_receivers_share_a_queue_without_loss(at: Place) -> None:
-    """Several receivers at once complete every message exactly once between them."""
+    """Several receivers together complete every message exactly once."""
     queue = await at.queue()
     texts = [str(n) for n in range(300)]
     sender = at.sender(queue)
@@ -44,12 +44,12 @@ async def test_competing_receivers_share_a_queue_without_loss(at: Place) -> None
 
 
 @scenario("async")
-async def test_concurrent_senders_lose_nothing(at: Place) -> None:
-    """Senders on connections of their own, all at once: every message is there, each sender's in its order."""
+async def test_concurrent_senders_lose_no_message(at: Place) -> None:
+    """Senders on connections of their own: every message is there, each sender's in order."""
     queue = await at.queue()
 
     async def send(name: int) -> None:
-        sender = at._keep(at.new_client().get_queue_sender(queue))
+        sender = at.keep(at.new_client().get_queue_sender(queue))
         for n in range(20):
             await sender.send_messages(ServiceBusMessage(f"{name}:{n}"))
 
@@ -61,8 +61,8 @@ async def test_concurrent_senders_lose_nothing(at: Place) -> None:
 
 
 @scenario("async")
-async def test_settlements_at_once(at: Place) -> None:
-    """Completing, abandoning, deferring and dead-lettering in parallel on one link each have their effect."""
+async def test_concurrent_settlements(at: Place) -> None:
+    """Completing, abandoning, deferring and dead-lettering in parallel on one link each take effect."""
     queue = await at.queue()
     await at.sender(queue).send_messages([ServiceBusMessage(str(n)) for n in range(40)])
     receiver = at.receiver(queue, prefetch_count=40)
@@ -86,7 +86,7 @@ OUTCOMES: dict[str, dict[str, Any]] = {
 
 @scenario("async", cases=OUTCOMES)
 async def test_settling_with_properties_changes_the_message(at: Place, case: str) -> None:
-    """Properties that come with abandon, defer or dead-letter are set on the message; the rest of it stays."""
+    """Properties given with abandon, defer or dead-letter are set on the message; the others stay."""
     queue = await at.queue()
     before = {"kept": "yes", "changed": "old"}
     await at.send(queue, ServiceBusMessage("x", message_id="m", application_properties=before))
@@ -120,7 +120,7 @@ async def test_settling_with_properties_changes_the_message(at: Place, case: str
 
 @scenario()
 async def test_the_sdk_s_own_renewer_keeps_a_lock(at: Place) -> None:
-    """AutoLockRenewer holds a message, and a session, beyond their lock's time."""
+    """AutoLockRenewer keeps a message and a session locked beyond their lock duration."""
     queue = await at.queue(lock_duration=timedelta(seconds=12))
     sessions = await at.queue(lock_duration=timedelta(seconds=12), requires_session=True)
     await at.send(queue, "x")
@@ -148,8 +148,8 @@ async def test_the_sdk_s_own_renewer_keeps_a_lock(at: Place) -> None:
 
 
 @scenario("async")
-async def test_the_client_as_its_documentation_shows_it(at: Place) -> None:
-    """Nested `async with` blocks and `async for`, nothing of ours between the SDK and localbus."""
+async def test_the_client_as_in_its_documentation(at: Place) -> None:
+    """Nested `async with` blocks and `async for`, without any helper of the tests."""
     queue = await at.queue()
     async with ServiceBusClient.from_connection_string(at.bus.connection_string) as client:
         async with client.get_queue_sender(queue) as sender:
@@ -165,7 +165,7 @@ async def test_the_client_as_its_documentation_shows_it(at: Place) -> None:
 
 
 @scenario()
-async def test_a_store_changes_nothing_for_a_client(at: Place) -> None:
+async def test_a_store_does_not_change_behaviour(at: Place) -> None:
     """Schedules, deferral, duplicates, quota, expiry and lost locks are the same on a localbus with a store."""
     queue = await at.queue(requires_duplicate_detection=True, lock_duration=timedelta(seconds=3))
     sender, receiver = at.sender(queue), at.receiver(queue)

@@ -1,4 +1,4 @@
-"""Topics, subscriptions and rules through Microsoft's Python clients, sync and async."""
+"""Topics, subscriptions and rules with Microsoft's Python clients, sync and async."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def publish(at: Place, topic: str, *messages: ServiceBusMessage | str) -> 
 
 
 async def peeked(at: Place, topic: str, subscriptions: Sequence[str]) -> dict[str, list[str]]:
-    """The message ids that each subscription holds, looked at past the SDK, over one connection."""
+    """Return the message ids in each subscription, read without the SDK on one connection."""
 
     def look() -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
@@ -57,7 +57,7 @@ async def peeked(at: Place, topic: str, subscriptions: Sequence[str]) -> dict[st
 
 
 async def filtered(at: Place, filters: dict[str, Any], messages: Sequence[ServiceBusMessage]) -> dict[str, list[str]]:
-    """One subscription for each filter; the ids of the messages that each of them got."""
+    """Create one subscription per filter; return the ids of the messages in each."""
     topic = await at.topic()
     for name, chosen in filters.items():
         await at.subscription(topic, name)
@@ -71,7 +71,7 @@ async def filtered(at: Place, filters: dict[str, Any], messages: Sequence[Servic
 
 @scenario()
 async def test_every_subscription_gets_its_own_copy(at: Place) -> None:
-    """By default a subscription gets every message; settling one copy leaves the others alone."""
+    """By default a subscription gets every message; settling one copy does not affect the others."""
     topic = await at.topic()
     for name in ("one", "two"):
         await at.subscription(topic, name)
@@ -102,8 +102,8 @@ async def test_a_batch_to_a_topic(at: Place) -> None:
 
 
 @scenario()
-async def test_a_subscription_gets_what_comes_after_it(at: Place) -> None:
-    """What was sent before a subscription existed is not for it; without subscriptions a message is gone."""
+async def test_a_subscription_gets_messages_sent_after_its_creation(at: Place) -> None:
+    """Earlier messages are not copied; without subscriptions a message is dropped."""
     topic = await at.topic()
     await publish(at, topic, "before")
     await at.subscription(topic)
@@ -117,7 +117,7 @@ async def test_a_subscription_gets_what_comes_after_it(at: Place) -> None:
 
 @scenario("sync")
 async def test_true_and_false_filters(at: Place) -> None:
-    """All, and none."""
+    """A true filter matches all messages, a false filter none."""
     found = await filtered(
         at, {"true": TrueRuleFilter(), "false": FalseRuleFilter()}, [ServiceBusMessage("x", message_id="m")]
     )
@@ -126,7 +126,7 @@ async def test_true_and_false_filters(at: Place) -> None:
 
 @scenario("sync")
 async def test_correlation_filters_on_system_properties(at: Place) -> None:
-    """Each system property of a correlation filter selects by equality, case included."""
+    """Each system property of a correlation filter is compared for equality, including case."""
     fields = {
         "correlation_id": "correlation_id", "message_id": "message_id", "to": "to", "reply_to": "reply_to",
         "label": "subject", "session_id": "session_id", "reply_to_session_id": "reply_to_session_id",
@@ -145,7 +145,7 @@ async def test_correlation_filters_on_system_properties(at: Place) -> None:
 
 @scenario("sync")
 async def test_correlation_filters_on_application_properties(at: Place) -> None:
-    """Application properties compare with their type; several conditions must all hold."""
+    """Application properties are compared with their type; several conditions must all match."""
     when = datetime(2026, 11, 16, 12, tzinfo=timezone.utc)
     filters = {
         "text": CorrelationRuleFilter(properties={"p": "1"}),
@@ -177,7 +177,7 @@ async def test_correlation_filters_on_application_properties(at: Place) -> None:
 
 @scenario("sync")
 async def test_sql_filters(at: Place) -> None:
-    """Comparison, arithmetic, LIKE, IN, EXISTS, null, system properties and parameters select as documented."""
+    """Comparison, arithmetic, LIKE, IN, EXISTS, null, system properties and parameters match as documented."""
     filters = {
         "comparison": SqlRuleFilter("amount > 10 AND colour <> 'red'"),
         "either": SqlRuleFilter("colour = 'red' OR NOT (amount >= 1)"),
@@ -215,8 +215,8 @@ async def test_sql_filters(at: Place) -> None:
 
 
 @scenario("sync")
-async def test_filters_on_what_the_broker_knows(at: Place) -> None:
-    """Enqueued time, delivery count, size, number and the life that holds, the topic's if the message has a longer."""
+async def test_filters_on_the_broker_s_own_fields(at: Place) -> None:
+    """Enqueued time, delivery count, size, sequence number, and the shorter time to live of message and topic."""
     topic = await at.topic(default_message_time_to_live=timedelta(minutes=10))
     minute, hour = timedelta(minutes=1), timedelta(hours=1)
     now = datetime.now(timezone.utc)
@@ -255,7 +255,7 @@ async def test_filters_on_what_the_broker_knows(at: Place) -> None:
 
 @scenario("sync")
 async def test_a_filter_that_divides_by_zero(at: Place) -> None:
-    """Its message is a dead letter of that subscription, or dropped where the owner said so; others get theirs."""
+    """Its message is dead-lettered in that subscription, or dropped by its setting; other subscriptions get it."""
     topic = await at.topic()
     filter = SqlRuleFilter("10 / amount > 1 OR 10 % amount = 3")
     await at.subscription(topic, "kept", dead_lettering_on_filter_evaluation_exceptions=True)
@@ -274,8 +274,8 @@ async def test_a_filter_that_divides_by_zero(at: Place) -> None:
 
 
 @scenario("sync")
-async def test_a_filter_that_cannot_be_read_is_refused(at: Place) -> None:
-    """A rule with a mistake in it is not created."""
+async def test_an_invalid_filter_is_refused(at: Place) -> None:
+    """A rule with invalid SQL is not created."""
     topic = await at.topic()
     await at.subscription(topic)
     with pytest.raises(HttpResponseError) as refused:
@@ -290,7 +290,7 @@ async def test_a_filter_that_cannot_be_read_is_refused(at: Place) -> None:
 
 @scenario()
 async def test_a_rule_s_action_changes_the_copy(at: Place) -> None:
-    """SET and REMOVE change application and system properties of this subscription's copy, and no other's."""
+    """SET and REMOVE change application and system properties of this subscription's copy alone."""
     topic = await at.topic()
     for name in ("plain", "changed"):
         await at.subscription(topic, name)
@@ -309,7 +309,7 @@ async def test_a_rule_s_action_changes_the_copy(at: Place) -> None:
 
 @scenario()
 async def test_several_rules(at: Place) -> None:
-    """Matching rules without an action give one copy together; each with an action gives one of its own."""
+    """Matching rules without an action make one copy together; each with an action makes one of its own."""
     topic = await at.topic()
     await at.subscription(topic)
     await at.only_rule(topic, "all", "plain-1", filter=SqlRuleFilter("n = 1"))
@@ -324,8 +324,8 @@ async def test_several_rules(at: Place) -> None:
 
 
 @scenario()
-async def test_rules_hold_from_when_they_are_made_until_they_are_deleted(at: Place) -> None:
-    """A subscription without rules gets nothing; a new rule holds for what is sent afterwards."""
+async def test_rules_apply_from_their_creation_to_their_deletion(at: Place) -> None:
+    """A subscription without rules gets no message; a new rule applies to messages sent afterwards."""
     topic = await at.topic()
     await at.subscription(topic)
     await asyncio.to_thread(at.admin.delete_rule, topic, "all", "$Default")
@@ -345,7 +345,7 @@ async def test_rules_hold_from_when_they_are_made_until_they_are_deleted(at: Pla
 
 @scenario()
 async def test_each_subscription_has_its_own_dead_letters(at: Place) -> None:
-    """A copy that is dead-lettered in one subscription is in that one's dead-letter queue only."""
+    """A copy that is dead-lettered in one subscription is in that dead-letter queue alone."""
     topic = await at.topic()
     for name in ("one", "two"):
         await at.subscription(topic, name, max_delivery_count=1)
@@ -360,7 +360,7 @@ async def test_each_subscription_has_its_own_dead_letters(at: Place) -> None:
 
 @scenario()
 async def test_a_subscription_can_forward(at: Place) -> None:
-    """To a queue, or to another topic, whose own rules then choose."""
+    """To a queue, or to another topic, whose own rules apply then."""
     queue, second = await at.queue(), await at.topic()
     await at.subscription(second, "picked")
     await at.only_rule(second, "picked", filter=CorrelationRuleFilter(label="yes"))
@@ -376,7 +376,7 @@ async def test_a_subscription_can_forward(at: Place) -> None:
 
 @scenario()
 async def test_a_subscription_with_sessions(at: Place) -> None:
-    """A session subscription hands out by session; a message without a session id is dead-lettered there."""
+    """A session subscription delivers by session; a message without a session id is dead-lettered there."""
     topic = await at.topic()
     await at.subscription(topic, requires_session=True)
     await publish(at, topic, ServiceBusMessage("1", session_id="s"), "none", ServiceBusMessage("2", session_id="s"))
@@ -388,7 +388,7 @@ async def test_a_subscription_with_sessions(at: Place) -> None:
 
 @scenario()
 async def test_scheduled_on_a_topic(at: Place) -> None:
-    """A scheduled message waits in the topic and is copied at its time; it can be cancelled before."""
+    """A scheduled message stays in the topic and is copied at its time; it can be cancelled before."""
     topic = await at.topic()
     await at.subscription(topic)
     sender = at.sender(topic, topic=True)
@@ -416,7 +416,7 @@ async def test_duplicates_on_a_topic(at: Place) -> None:
 
 @scenario("async")
 async def test_time_to_live_of_topic_and_subscription(at: Place) -> None:
-    """The shortest of message's, topic's and subscription's life holds; each subscription buries by its setting."""
+    """The shortest time to live applies; each subscription dead-letters or drops by its own setting."""
     topic = await at.topic(default_message_time_to_live=timedelta(hours=1))
     await at.subscription(topic, "long")
     await at.subscription(topic, "drops", default_message_time_to_live=SECOND)
@@ -435,7 +435,7 @@ async def test_time_to_live_of_topic_and_subscription(at: Place) -> None:
 
 @scenario("sync")
 async def test_a_topic_s_limits_and_status(at: Place) -> None:
-    """A topic's quota counts what its subscriptions hold; a disabled topic takes nothing."""
+    """A topic's quota counts its subscriptions' messages; a disabled topic accepts none."""
     topic = await at.topic(max_size_in_megabytes=1)
     await at.subscription(topic)
     big = ServiceBusMessage(b"x" * 250_000)
@@ -453,7 +453,7 @@ async def test_a_topic_s_limits_and_status(at: Place) -> None:
 
 @scenario("sync")
 async def test_a_subscription_s_status(at: Place) -> None:
-    """A subscription that may not be received from still collects, and gives all when it is active again."""
+    """A subscription that is disabled for receiving collects messages, and delivers them when it is active."""
     topic = await at.topic()
     await at.subscription(topic)
     found = await asyncio.to_thread(at.admin.get_subscription, topic, "all")
@@ -469,7 +469,7 @@ async def test_a_subscription_s_status(at: Place) -> None:
 
 @scenario()
 async def test_pings_are_not_copied(at: Place) -> None:
-    """A ping to a topic is accepted, and no subscription sees it, whatever its rules."""
+    """A ping to a topic is accepted, and no subscription gets it, whatever its rules."""
     topic = await at.topic()
     await at.subscription(topic)
     await publish(at, topic, ServiceBusMessage(b"", content_type="application/vnd.ms-servicebus-ping"), "real")

@@ -1,4 +1,4 @@
-"""AMQP over WebSockets: with Microsoft's clients as they are, and with clients that keep to no rule."""
+"""AMQP over WebSockets, with Microsoft's clients and with clients that break the rules."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BIG = 5_000_000
 
 
 def over_websockets(bus: LocalBus, case: str) -> tuple[str, dict[str, Any]]:
-    """The connection string and options of a client that speaks `ws` or `wss` to localbus's port."""
+    """Return the connection string and options for a client that uses `ws` or `wss` on localbus's port."""
     options = {
         "transport_type": TransportType.AmqpOverWebsocket,
         "custom_endpoint_address": f"sb://{bus.host}:{bus.port}",
@@ -47,8 +47,8 @@ def over_websockets(bus: LocalBus, case: str) -> tuple[str, dict[str, Any]]:
 
 
 @scenario(cases=("ws", "wss"))
-async def test_the_sdk_speaks_it(at: Place, case: str) -> None:
-    """A message larger than a frame and a batch go out and come back, and are settled, plain and under TLS."""
+async def test_the_sdk_sends_and_receives(at: Place, case: str) -> None:
+    """A message larger than a frame, and a batch, are sent, received and settled, plain and with TLS."""
     queue = await at.queue(max_message_size_in_kilobytes=10_240)
     cls = ServiceBusClient if at.kind == "sync" else AsyncServiceBusClient
     connection_string, options = over_websockets(at.bus, case)
@@ -66,8 +66,8 @@ async def test_the_sdk_speaks_it(at: Place, case: str) -> None:
     await at.settled(queue)
 
 
-def test_event_hubs_speak_it(bus: LocalBus) -> None:
-    """Its producer uses the same path."""
+def test_the_event_hubs_sdk_sends(bus: LocalBus) -> None:
+    """Event Hubs' producer uses the same path."""
     connection_string, options = over_websockets(bus, "ws")
     with EventHubProducerClient.from_connection_string(
         connection_string, eventhub_name="telemetry", socket_timeout=10, **options
@@ -86,8 +86,8 @@ def dial(bus: LocalBus, path: str = "$servicebus/websocket", *subprotocols: str)
 
 
 @pytest.fixture
-def dialled(bus: LocalBus) -> Iterator[WebSocket]:
-    """A WebSocket on which nothing was said yet; whatever becomes of it, the server serves the next."""
+def connected(bus: LocalBus) -> Iterator[WebSocket]:
+    """Open a WebSocket; assert at the end that the server serves the next one."""
     found = dial(bus)
     yield found
     found.shutdown()
@@ -105,15 +105,15 @@ def dialled(bus: LocalBus) -> Iterator[WebSocket]:
         ("%24servicebus/WebSocket?x=1", ["mqtt", "amqp", "AMQPWSB10"], "AMQPWSB10"),
     ],
 )
-def test_a_handshake(bus: LocalBus, path: str, offered: list[str], chosen: str) -> None:
-    """With a slash or without, by the service's name for the protocol or the standard's."""
+def test_a_valid_handshake(bus: LocalBus, path: str, offered: list[str], chosen: str) -> None:
+    """With and without a trailing slash, and with both names of the subprotocol."""
     found = dial(bus, path, *offered)
     assert found.getsubprotocol() == chosen.lower()  # it is this client that lowers it
     found.shutdown()
 
 
-def test_a_handshake_that_is_wrong(bus: LocalBus) -> None:
-    """Another protocol, another path, a header missing: an HTTP answer that says so, and no WebSocket."""
+def test_an_invalid_handshake(bus: LocalBus) -> None:
+    """Another subprotocol, another path, or a missing header gets an HTTP error and no WebSocket."""
     for path, subprotocol, status in (("$servicebus/websocket", "mqtt", 400), ("$servicebus/other", "AMQPWSB10", 401)):
         with pytest.raises(WebSocketBadStatusException) as refused:
             dial(bus, path, subprotocol)
@@ -127,14 +127,14 @@ def test_a_handshake_that_is_wrong(bus: LocalBus) -> None:
         assert said in answer
 
 
-def test_frames_mean_nothing(dialled: WebSocket) -> None:
-    """AMQP's bytes may be cut anywhere, also into a frame that announces 8 GB: what has come of it is answered."""
+def test_amqp_is_independent_of_frame_boundaries(connected: WebSocket) -> None:
+    """AMQP's bytes may be cut anywhere, also in a frame of 8 GB: those that have arrived are handled."""
     for byte in AMQP[:-1]:
-        dialled.send_binary(bytes((byte,)))
-    dialled.ping(b"still there?")
-    assert dialled.recv_frame().opcode == ABNF.OPCODE_PONG
-    dialled.sock.sendall(struct.pack(">BBQ", 0x82, 0xFF, 8 << 30) + b"\x00" * 4 + AMQP[-1:])
-    assert dialled.recv().startswith(AMQP)
+        connected.send_binary(bytes((byte,)))
+    connected.ping(b"still there?")
+    assert connected.recv_frame().opcode == ABNF.OPCODE_PONG
+    connected.sock.sendall(struct.pack(">BBQ", 0x82, 0xFF, 8 << 30) + b"\x00" * 4 + AMQP[-1:])
+    assert connected.recv().startswith(AMQP)
 
 
 @pytest.mark.parametrize(
@@ -148,30 +148,30 @@ def test_frames_mean_nothing(dialled: WebSocket) -> None:
         (b"\x88\x82\x00\x00\x00\x00\x03\xe8", 1000),  # goodbye
     ],
 )
-def test_a_wrong_frame_ends_it(dialled: WebSocket, sent: bytes, code: int) -> None:
-    """It is answered with a goodbye that says what was wrong, and the socket is closed."""
-    dialled.sock.sendall(sent)
-    last = dialled.recv_frame()
+def test_an_invalid_frame_closes_the_websocket(connected: WebSocket, sent: bytes, code: int) -> None:
+    """The close frame names the error, and the socket is closed."""
+    connected.sock.sendall(sent)
+    last = connected.recv_frame()
     assert (last.opcode, struct.unpack(">H", last.data[:2])[0]) == (ABNF.OPCODE_CLOSE, code)
-    assert dialled.sock.recv(1) == b""
+    assert connected.sock.recv(1) == b""
 
 
-def test_pings_that_nobody_reads_the_answers_of_fill_no_memory(bus: LocalBus, dialled: WebSocket) -> None:
-    """Reading stops while what was written is not read."""
-    dialled.sock.settimeout(0.5)
-    dialled.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    dialled.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+def test_pings_whose_pongs_are_not_read_fill_no_memory(bus: LocalBus, connected: WebSocket) -> None:
+    """The server stops reading while its output is not read."""
+    connected.sock.settimeout(0.5)
+    connected.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connected.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     flood = (b"\x89\xfd" + b"\x00" * 4 + b"x" * 125) * 1000
     sent = 0
     with suppress(TimeoutError):
         while sent < 48 << 20:
-            sent += dialled.sock.send(flood[sent % len(flood) :])
+            sent += connected.sock.send(flood[sent % len(flood) :])
     assert sent < 48 << 20
     assert is_running(bus.pid)
 
 
-def test_a_bus_that_stops_says_goodbye() -> None:
-    """AMQP's close comes before the WebSocket's, and that before the socket's."""
+def test_a_stopping_bus_closes_every_layer_in_order() -> None:
+    """AMQP's close is sent before the WebSocket's, and that before the socket is closed."""
     with LocalBus() as bus:
         client = dial(bus)
         client.send_binary(amqp.hello())
@@ -196,11 +196,16 @@ def test_a_bus_that_stops_says_goodbye() -> None:
 
 
 class Amqp(asyncio.Protocol):
-    """Writes down what it gets."""
+    """A protocol that records its input."""
 
     def __init__(self) -> None:
         self.got = b""
         self.ended = False
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
 
     def data_received(self, data: bytes) -> None:
         self.got += data
@@ -210,8 +215,8 @@ class Amqp(asyncio.Protocol):
         return False
 
 
-class Wire(asyncio.Transport):
-    """Writes down what is written."""
+class RecordingTransport(asyncio.Transport):
+    """A transport that records its output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,13 +232,13 @@ class Wire(asyncio.Transport):
     abort = close
 
 
-def opened() -> tuple[websocket.WebSocket, Amqp, Wire, WSConnection]:
-    """A WebSocket without a socket, and its client."""
+def opened() -> tuple[websocket.WebSocket, Amqp, RecordingTransport, WSConnection]:
+    """Return a WebSocket without a socket, and its client."""
     client = WSConnection(ConnectionType.CLIENT)
     asked = client.send(Request(host="x", target="/$servicebus/websocket", subprotocols=["AMQPWSB10"])).decode()
     lines = [line.split(": ") for line in asked.strip().split("\r\n")[1:]]
     headers = {name.lower(): value for name, value in lines}
-    peer, wire = Amqp(), Wire()
+    peer, wire = Amqp(), RecordingTransport()
     made = websocket.upgrade(http.Request("GET", websocket.PATH, {}, headers, b"", f"/{websocket.PATH}"), lambda: peer)
     assert made is not None
     made.connection_made(wire)
@@ -247,10 +252,10 @@ PIECES = st.lists(st.binary(max_size=70) | st.just("ping"), max_size=8)
 
 
 @given(PIECES, st.integers(1, 40), st.sampled_from(("", "close", "text", "garbage")), st.binary(max_size=30))
-async def test_what_frames_hold_arrives_once_and_in_order(
+async def test_payloads_arrive_once_and_in_order(
     pieces: list[bytes | str], step: int, end: str, garbage: bytes
 ) -> None:
-    """However bytes are cut into frames, and frames into reads; pings are answered, any end is told to AMQP once."""
+    """For any frames and reads, pings are answered and AMQP gets the bytes and one end of the stream."""
     made, peer, wire, client = opened()
     sent = b"".join(
         client.send(Ping(payload=b"p")) if isinstance(piece, str) else client.send(BytesMessage(data=piece))
@@ -265,18 +270,18 @@ async def test_what_frames_hold_arrives_once_and_in_order(
     assert peer.ended == wire.closed
     assert wire.closed or end in ("", "garbage")
     assert wire.written.count(b"\x8a\x01p") >= pieces.count("ping") or wire.closed
-    made.data_received(b"more")  # after the end it means nothing
+    made.data_received(b"more")  # bytes after the end are ignored
     made.connection_lost(None)
 
 
-async def test_what_amqp_writes_goes_out_in_frames_that_any_client_takes() -> None:
-    """Four megabytes at once are many frames, in order; after the end nothing is written."""
-    made, _, wire, client = opened()
-    assert made._framed is not None
+async def test_output_is_cut_into_frames() -> None:
+    """Four megabytes become many frames, in order; nothing is written after the end."""
+    made, peer, wire, client = opened()
+    assert peer.transport is not None
     data = bytes(range(256)) * 16 * 1024
-    made._framed.write(data)
-    made._framed.write_eof()
-    made._framed.write(b"late")
+    peer.transport.write(data)
+    peer.transport.write_eof()
+    peer.transport.write(b"late")
     client.receive_data(wire.written)
     *frames, _ = client.events()
     assert b"".join(frame.data for frame in frames) == data

@@ -122,7 +122,7 @@ class Hubs:
             raw.put_token(hub)
             for partition in map(str, range(_PARTITIONS)):
                 about = {"operation": "READ", "type": "com.microsoft:partition", "name": hub, "partition": partition}
-                count = raw._ask("$management", Message(properties=about)).body["last_enqueued_sequence_number"] + 1
+                count = raw.exchange("$management", Message(properties=about)).body["last_enqueued_sequence_number"] + 1
                 if count:
                     link = raw.receiver(f"{hub}/ConsumerGroups/$Default/Partitions/{partition}", credit=int(count))
                     found[partition] = [raw.receive(link).payload for _ in range(count)]

@@ -178,7 +178,7 @@ class Receiver:
         self.asked = 0
 
     @property
-    def wants(self) -> bool:
+    def can_pull(self) -> bool:
         return self.appetite > 0 and len(self.got) < self.most
 
     def pull(self, now: float) -> bool:
@@ -290,7 +290,7 @@ class Waiter:
     def offer(self, now: float) -> bool:
         return self.takes
 
-    def give_up(self, error: BusError) -> None:
+    def refuse(self, error: BusError) -> None:
         self.error = error
 
 
@@ -300,7 +300,7 @@ def test_who_waits_for_a_session_is_told_when_time_is_over() -> None:
     dispatcher = Dispatcher()
     impatient, patient, served = Waiter(5.0), Waiter(50.0), Waiter(5.0, takes=True)
     for each in (served, impatient, patient):
-        dispatcher.wait(queue, each)
+        dispatcher.add_waiter(queue, each)
     assert dispatcher.next_deadline() == 5.0
     dispatcher.run([queue], 1.0)
     dispatcher.expire(4.0)

@@ -1,6 +1,6 @@
-"""A client that receives: it gets what the broker hands out while it has credit, and settles it.
+"""A client that receives: it gets a queue's messages while it has credit, and settles them.
 
-A settlement is confirmed when it is durable. Faults are asked at each point where the real service could fail.
+A settlement is confirmed when it is durable. Faults are applied at each point where the real service can fail.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pairbus.domain.amqp.codec import AmqpDecodeError
-from pairbus.localbus import bus_errors as conditions
+from pairbus.localbus import bus_errors
 from pairbus.localbus.auth import LISTEN
 from pairbus.localbus.bus_errors import SETTLING, BusError
 from pairbus.localbus.entities.locks import swap_guid
@@ -18,17 +18,23 @@ from pairbus.localbus.entities.sessions import Session
 from . import engine
 from .engine import lib
 from .fairness import ALONE_PULL, SHARED_PULL
-from .links import Outgoing
+from .links import OutgoingLink
 
 if TYPE_CHECKING:
     from .connection import AmqpConnection
 
-#: Bytes of messages that may lie ready for one client.
-_BUFFERED = 2 * 1024 * 1024
+#: No message is sent to a client while this many bytes are buffered for its session.
+MAX_BUFFERED_BYTES = 2 * 1024 * 1024
 
 
-class Consumer(Outgoing):
-    """A client that receives from a queue, a subscription or a dead-letter queue."""
+class Consumer(OutgoingLink):
+    """A client's receiver from a queue, a subscription or a dead-letter queue.
+
+    Attributes
+    ----------
+    can_pull
+        True while the link has credit and nothing blocks it, so that new messages of the queue are offered to it.
+    """
 
     right = LISTEN
 
@@ -36,11 +42,12 @@ class Consumer(Outgoing):
         super().__init__(connection, link, path)
         self.queue = queue
         self.session = session
-        self.delete = lib.pn_link_remote_snd_settle_mode(link) == lib.PN_SND_SETTLED
-        #: Whether it may be asked to take messages: it has credit, and nothing holds it up that wakes it afterwards.
-        self.wants = False
+        self._receive_and_delete = lib.pn_link_remote_snd_settle_mode(link) == lib.PN_SND_SETTLED
+        self.can_pull = False
+        #: Delivery -> lock tag of each message that the client has not settled.
         self._unsettled: dict[Any, bytes] = {}
-        self._on_their_way = 0
+        #: Messages that wait for the latency of a fault.
+        self._delayed_count = 0
         self._owner = object() if session is None else session.owner
         server = connection.server
         server.broker.usage.attach(queue)
@@ -55,70 +62,70 @@ class Consumer(Outgoing):
         server.broker.usage.detach(self.queue)
         if self.session is not None:
             self.queue.release_session(self.session, self._owner, server.now())
-        # Messages that were not settled stay locked until their time: a token outlives its link.
+        # Messages that were not settled stay locked until their locks expire: a lock outlives its link.
         self._unsettled.clear()
 
-    def lost_session(self, session: str, owner: Any) -> bool:
-        """Whether this link held that session, whose lock has run out."""
+    def holds_session(self, session: str, owner: Any) -> bool:
+        """Return True if this link accepted the session, and `owner` is the mark of that acceptance."""
         return self.session is not None and self.session.id == session and self._owner is owner
 
     def pull(self, now: float) -> bool:
-        """Take what credit allows; says whether more could be had at once."""
+        """Send the messages that credit allows; return True if more are ready at once."""
         connection = self.connection
         server = connection.server
-        self.wants = False
+        self.can_pull = False
         if not connection.alive or not self.open:
             return False
         if not connection.writable:
-            return False  # resumed by the transport
+            return False  # `on_writable` continues
         try:
             server.broker.check_receive(self.queue)
         except BusError as error:
-            self.refuse(error)  # its owner has disabled it since
+            self.detach(error)  # the entity has been disabled
             return False
         latency = 0.0
         if server.faults.active:
             if server.faults.is_black_hole(self.path):
                 return False
             latency = server.faults.latency(self.path)
-        if self.buffered() > _BUFFERED:
+        if self.buffered_bytes() > MAX_BUFFERED_BYTES:
             connection.stalled.add(self)
             return False
-        most = SHARED_PULL if server.talkers.others(connection) else ALONE_PULL
-        room = min(self.credit() - self._on_their_way, most)
+        limit = SHARED_PULL if server.active_clients.has_others(connection) else ALONE_PULL
+        room = min(self.credit() - self._delayed_count, limit)
         if room > 0:
             messages = self.queue.acquire(
-                now, room, self._owner, self.session, delete=self.delete, most_bytes=_BUFFERED
+                now, room, self._owner, self.session, delete=self._receive_and_delete, most_bytes=MAX_BUFFERED_BYTES
             )
             if messages:
                 payloads = server.broker.payloads(messages)
-                pairs = [(m, payload, m.lock) for m, payload in zip(messages, payloads, strict=True)]
+                deliveries = [(m, payload, m.lock) for m, payload in zip(messages, payloads, strict=True)]
                 if latency:
-                    self._on_their_way += len(pairs)
-                    server.later(self, latency, lambda: self._arrive(pairs))
+                    self._delayed_count += len(deliveries)
+                    server.later(self, latency, lambda: self._send_delayed(deliveries))
                 else:
-                    self._push(pairs)
+                    self._send(deliveries)
                 server.schedule()
-            self.wants = self.credit() > self._on_their_way
-            if messages and (len(messages) == room or sum(m.size for m in messages) >= _BUFFERED):
-                return self.wants and self.queue.has_ready(self.session)
-        if not self._on_their_way:
+            self.can_pull = self.credit() > self._delayed_count
+            if messages and (len(messages) == room or sum(m.size for m in messages) >= MAX_BUFFERED_BYTES):
+                return self.can_pull and self.queue.has_ready(self.session)
+        if not self._delayed_count:
             self.finish_drain()
         return False
 
-    def _arrive(self, pairs: list[Any]) -> None:
-        """Messages that were held up by added latency."""
-        self._on_their_way -= len(pairs)
-        self._push(pairs)
+    def _send_delayed(self, deliveries: list[Any]) -> None:
+        """Send messages after the latency of a fault."""
+        self._delayed_count -= len(deliveries)
+        self._send(deliveries)
         self.connection.server.dispatcher.wake(self)
 
-    def _push(self, pairs: list[Any]) -> None:
+    def _send(self, deliveries: list[Any]) -> None:
         if not (self.connection.alive and self.open):
             return
         link, unsettled = self.link, self._unsettled
-        for message, payload, lock in pairs:
-            if not self.delete and message.lock is not lock:
-                continue  # its lock ended on the way: it is somebody else's by now
+        for message, payload, lock in deliveries:
+            if not self._receive_and_delete and message.lock is not lock:
+                continue  # its lock has ended: another receiver may have it
             if lock is None:
                 engine.send(link, message.sequence.to_bytes(16, "little"), message.delivered(payload), settled=True)
             else:
@@ -127,10 +134,11 @@ class Consumer(Outgoing):
                 unsettled[engine.send(link, tag, body)] = tag
         self.connection.wants_output()
         server = self.connection.server
-        if server.faults.active and server.faults.drops(self.path, len(pairs)):
+        if server.faults.active and server.faults.drops(self.path, len(deliveries)):
             self.connection.after_commit(self.connection.drop)
 
     def on_delivery(self, delivery: Any) -> None:
+        """Settle a message with the client's outcome, as the faults allow."""
         if not lib.pn_delivery_updated(delivery):
             return
         outcome = lib.pn_delivery_remote_state(delivery)
@@ -139,9 +147,9 @@ class Consumer(Outgoing):
             return
         tag = self._unsettled.pop(delivery, None)
         if tag is None:
-            return  # answered already; it is settled in its turn
+            return  # its outcome is known: the confirmation settles it
         if outcome not in (engine.ACCEPTED, engine.REJECTED, engine.RELEASED, engine.MODIFIED):
-            lib.pn_delivery_settle(delivery)  # settled with no outcome: the lock runs on to its end
+            lib.pn_delivery_settle(delivery)  # settled without an outcome: the lock runs to its end
             return
         server = self.connection.server
         fault = None
@@ -166,13 +174,13 @@ class Consumer(Outgoing):
         try:
             server.broker.check_enabled(self.queue, SETTLING)
             if fault is not None and fault.error is not None:
-                self.queue.abandon(tag, server.now())  # a lock that is lost: somebody else gets the message
+                self.queue.abandon(tag, server.now())  # the fault loses the lock: the message can be received again
                 raise fault.error
-            self._apply(delivery, tag, outcome, server.now())
+            self._apply_outcome(delivery, tag, outcome, server.now())
         except BusError as refused:
             error = refused
-        except AmqpDecodeError as bad:
-            error = BusError(conditions.DECODE_ERROR, f"The outcome cannot be read: {bad}.")
+        except AmqpDecodeError as invalid:
+            error = BusError(bus_errors.DECODE_ERROR, f"The outcome cannot be read: {invalid}.")
         if fault is not None and fault.no_reply:
             return
         delay = 0.0 if fault is None else fault.latency + fault.reply_delay
@@ -187,7 +195,7 @@ class Consumer(Outgoing):
 
         self.connection.after_commit(confirm if not delay else lambda: server.later(self, delay, confirm))
 
-    def _apply(self, delivery: Any, tag: bytes, outcome: int, now: float) -> None:
+    def _apply_outcome(self, delivery: Any, tag: bytes, outcome: int, now: float) -> None:
         queue = self.queue
         if outcome == engine.ACCEPTED:
             queue.complete(tag, now)
@@ -196,77 +204,28 @@ class Consumer(Outgoing):
         if outcome == engine.RELEASED:
             queue.release(tag, now)
         elif outcome == engine.MODIFIED:
-            properties = _texts(engine.read(lib.pn_disposition_annotations(remote)))
+            properties = _text_keys(engine.read(lib.pn_disposition_annotations(remote)))
             if lib.pn_disposition_is_undeliverable(remote):
                 queue.defer(tag, now, properties)
             else:
                 queue.abandon(tag, now, properties)
         else:
             condition = lib.pn_disposition_condition(remote)
-            info = _texts(engine.read(lib.pn_condition_info(condition)))
+            info = _text_keys(engine.read(lib.pn_condition_info(condition)))
             reason, description = _take_text(info, "DeadLetterReason"), _take_text(info, "DeadLetterErrorDescription")
-            if description is None and engine.text(lib.pn_condition_get_name(condition)) != conditions.DEAD_LETTER:
+            if description is None and engine.text(lib.pn_condition_get_name(condition)) != bus_errors.DEAD_LETTER:
                 reason = reason or engine.text(lib.pn_condition_get_name(condition))
                 description = engine.text(lib.pn_condition_get_description(condition))
             queue.dead_letter(tag, now, reason, description, info)
 
 
-class HubConsumer(Outgoing):
-    """A client that reads an event hub's partition from a position on."""
-
-    right = LISTEN
-
-    def __init__(
-        self,
-        connection: AmqpConnection,
-        link: Any,
-        path: str,
-        partition: Any,
-        position: int,
-        group: str,
-        owner_level: int | None,
-    ) -> None:
-        super().__init__(connection, link, path)
-        self.partition = partition
-        self.position = position
-        self.group = group
-        self.owner_level = owner_level
-        self._tells_newest = self.name.encode() in connection.curious
-        connection.server.hub_readers.setdefault(partition, set()).add(self)
-
-    def on_closed(self) -> None:
-        self.connection.server.hub_readers.get(self.partition, set()).discard(self)
-
-    def on_flow(self) -> None:
-        self.pull()
-
-    def pull(self) -> None:
-        """Push the events that have come since, as far as credit goes."""
-        if not (self.connection.alive and self.open and self.connection.writable):
-            return
-        if self.connection.server.faults.is_black_hole(self.path):
-            return
-        while self.credit() > 0 and self.position < len(self.partition.events):
-            if self.buffered() > _BUFFERED:
-                self.connection.stalled.add(self)
-                break
-            event = self.partition.events[self.position]
-            self.position += 1
-            newest = self.partition.events[-1] if self._tells_newest else None
-            body = event.delivered(newest, self.connection.server.now())
-            engine.send(self.link, self.position.to_bytes(8, "big"), body, settled=True)
-        else:
-            self.finish_drain()
-        self.connection.wants_output()
-
-
-def _texts(properties: Any) -> dict[str, Any]:
-    """Keys as text: symbols from most SDKs, strings from Java's."""
+def _text_keys(properties: Any) -> dict[str, Any]:
+    """Return a map with text keys: most SDKs send symbols, Java's sends strings."""
     if not isinstance(properties, dict):
         return {}
     return {str(key): value for key, value in properties.items()}
 
 
 def _take_text(info: dict[str, Any], name: str) -> str | None:
-    """An entry, taken out; what is no text stays with the other properties, as it is."""
+    """Remove and return an entry that is text; any other value stays among the properties."""
     return str(info.pop(name)) if isinstance(info.get(name), str) else None

@@ -1,6 +1,6 @@
-"""Who gets the next message: the receivers of each queue in turn, and those that wait for a session.
+"""The order in which receivers get messages: in turn for each queue, and first come, first served for sessions.
 
-However many receivers are open, only those are asked that have credit, and of a session only its holder.
+Only receivers with credit are considered, and for a session only the one that holds it, however many are open.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pairbus.localbus import bus_errors as conditions
+from pairbus.localbus import bus_errors
 from pairbus.localbus.bus_errors import BusError
 from pairbus.localbus.entities.queues import Queue
 from pairbus.localbus.entities.sessions import Session
@@ -24,90 +24,99 @@ if TYPE_CHECKING:
 log = logging.getLogger("pairbus.localbus.dispatch")
 
 
-class Waiting(Protocol):
-    """Someone who wants the next free session of a queue."""
+class Waiter(Protocol):
+    """A receiver that waits for the next free session of a queue."""
 
     deadline: float
 
     def offer(self, now: float) -> bool:
-        """Try to take a session; True when it did, or no longer wants one."""
+        """Try to accept a session; return True if the receiver has one, or no longer waits."""
 
-    def give_up(self, error: BusError) -> None: ...
+    def refuse(self, error: BusError) -> None:
+        """Refuse the receiver's link."""
 
 
 @dataclass(eq=False)
 class _Receivers:
-    #: All; those of them that have credit, in turn; and those that hold a session, by it.
+    """The receivers of one queue."""
+
     consumers: dict[Consumer, None] = field(default_factory=dict)
-    hungry: OrderedDict[Consumer, None] = field(default_factory=OrderedDict)
-    holders: dict[Session, Consumer] = field(default_factory=dict)
-    waiting: deque[Waiting] = field(default_factory=deque)
+    #: Consumers without a session that have credit, the next one first.
+    with_credit: OrderedDict[Consumer, None] = field(default_factory=OrderedDict)
+    session_holders: dict[Session, Consumer] = field(default_factory=dict)
+    waiters: deque[Waiter] = field(default_factory=deque)
 
 
 class Dispatcher:
-    """Receivers by queue. `run` hands out what there is; nobody is served twice before all were once."""
+    """The receivers of all queues. `run` serves each receiver of a queue once before it serves one twice."""
 
     def __init__(self) -> None:
         self._queues: dict[Queue, _Receivers] = {}
+        #: Consumers to serve in the next run, whether or not their queue has changed.
         self._woken: dict[Consumer, None] = {}
-        #: When somebody's patience may be over; entries of those who were served meanwhile are passed over.
+        #: A heap of waiters' deadlines; it may hold those of waiters that were served.
         self._deadlines: list[float] = []
 
-    def _of(self, queue: Queue) -> _Receivers:
+    def _receivers(self, queue: Queue) -> _Receivers:
         found = self._queues.get(queue)
         if found is None:
             found = self._queues[queue] = _Receivers()
         return found
 
     def add(self, consumer: Consumer) -> None:
-        found = self._of(consumer.queue)
+        """Add a receiver that is open."""
+        found = self._receivers(consumer.queue)
         found.consumers[consumer] = None
         if consumer.session is not None:
-            found.holders[consumer.session] = consumer
+            found.session_holders[consumer.session] = consumer
 
     def remove(self, consumer: Consumer) -> None:
+        """Remove a receiver that is closed."""
         self._woken.pop(consumer, None)
         found = self._queues.get(consumer.queue)
         if found is not None and consumer in found.consumers:
             del found.consumers[consumer]
-            found.hungry.pop(consumer, None)
+            found.with_credit.pop(consumer, None)
             if consumer.session is not None:
-                found.holders.pop(consumer.session, None)
-            self._tidy(consumer.queue)
+                found.session_holders.pop(consumer.session, None)
+            self._remove_if_empty(consumer.queue)
 
-    def wait(self, queue: Queue, waiting: Waiting) -> None:
-        self._of(queue).waiting.append(waiting)
-        heapq.heappush(self._deadlines, waiting.deadline)
+    def add_waiter(self, queue: Queue, waiter: Waiter) -> None:
+        """Let a receiver wait for a session until its deadline."""
+        self._receivers(queue).waiters.append(waiter)
+        heapq.heappush(self._deadlines, waiter.deadline)
 
-    def stop_waiting(self, queue: Queue, waiting: Any) -> None:
+    def remove_waiter(self, queue: Queue, waiter: Any) -> None:
+        """Remove a receiver that no longer waits for a session."""
         found = self._queues.get(queue)
-        if found is not None and waiting in found.waiting:
-            found.waiting.remove(waiting)
-            self._tidy(queue)
+        if found is not None and waiter in found.waiters:
+            found.waiters.remove(waiter)
+            self._remove_if_empty(queue)
 
     def wake(self, consumer: Consumer) -> None:
-        """A receiver has new credit, or can be written to again."""
+        """Serve a receiver in the next run: it has new credit, or its connection is writable again."""
         self._woken[consumer] = None
         found = self._queues.get(consumer.queue)
         if consumer.session is None and found is not None and consumer in found.consumers:
-            found.hungry[consumer] = None
+            found.with_credit[consumer] = None
         consumer.connection.server.schedule()
 
     def consumers(self, queue: Queue) -> list[Consumer]:
+        """Return the open receivers of a queue."""
         found = self._queues.get(queue)
         return [] if found is None else list(found.consumers)
 
     def run(self, ready: Iterable[Queue], now: float) -> bool:
-        """Serve the receivers of queues that have something, and those woken; says whether more is to do."""
+        """Serve the receivers of queues with messages, and those woken; return True if another run is needed."""
         more = False
         woken, self._woken = self._woken, {}
         for queue in ready:
             found = self._queues.get(queue)
             if found is None:
                 continue
-            while found.waiting and found.waiting[0].offer(now):
-                found.waiting.popleft()
-            for consumer in self._asked(queue, found):
+            while found.waiters and found.waiters[0].offer(now):
+                found.waiters.popleft()
+            for consumer in self._candidates(queue, found):
                 woken.pop(consumer, None)
                 if self._serve(consumer, now):
                     self._woken[consumer] = None
@@ -118,19 +127,19 @@ class Dispatcher:
                 more = True
         return more
 
-    def _asked(self, queue: Queue, found: _Receivers) -> Iterator[Consumer]:
-        """Who may take something of a queue that has it; each is served before the next is named."""
+    def _candidates(self, queue: Queue, found: _Receivers) -> Iterator[Consumer]:
+        """Yield the receivers that may take messages; each is served before the next is chosen."""
         if queue.sessions is not None:
             for session in queue.sessions.take_updated():
-                if session in found.holders:
-                    yield found.holders[session]
+                if session in found.session_holders:
+                    yield found.session_holders[session]
             return
-        hungry = found.hungry
-        for _ in range(len(hungry)):
-            if not hungry or not queue.has_ready():
-                return  # nothing is left: the next round begins with the next receiver
-            consumer = next(iter(hungry))
-            hungry.move_to_end(consumer)
+        with_credit = found.with_credit
+        for _ in range(len(with_credit)):
+            if not with_credit or not queue.has_ready():
+                return  # the next run begins with the next receiver
+            consumer = next(iter(with_credit))
+            with_credit.move_to_end(consumer)
             yield consumer
 
     def _serve(self, consumer: Consumer, now: float) -> bool:
@@ -138,42 +147,43 @@ class Dispatcher:
         try:
             more = consumer.pull(now)
         except sqlite3.Error:
-            raise  # what the store does not give back concerns everybody
+            raise  # a failing store concerns every client
         except Exception:
             log.exception("a receiver could not be served; its connection is dropped")
             consumer.connection.drop()
-        if not consumer.wants:
+        if not consumer.can_pull:
             found = self._queues.get(consumer.queue)
             if found is not None:
-                found.hungry.pop(consumer, None)
+                found.with_credit.pop(consumer, None)
         return more
 
     def expire(self, now: float) -> None:
-        """Tell those who have waited long enough that there was no session for them."""
+        """Refuse the receivers for which no session became free before their deadline."""
         if not self._deadlines or self._deadlines[0] > now:
             return
         while self._deadlines and self._deadlines[0] <= now:
             heapq.heappop(self._deadlines)
         for queue, found in list(self._queues.items()):
-            for waiting in [w for w in found.waiting if w.deadline <= now]:
-                found.waiting.remove(waiting)
-                waiting.give_up(
+            for waiter in [each for each in found.waiters if each.deadline <= now]:
+                found.waiters.remove(waiter)
+                waiter.refuse(
                     BusError(
-                        conditions.TIMEOUT,
+                        bus_errors.TIMEOUT,
                         f"No session of '{queue.path}' became free within the time the receiver allowed.",
                     )
                 )
-            self._tidy(queue)
+            self._remove_if_empty(queue)
 
     def next_deadline(self) -> float:
+        """Return the time at which `expire` must run."""
         return self._deadlines[0] if self._deadlines else float("inf")
 
-    def forget(self, queue: Queue) -> list[Any]:
-        """The queue is deleted: everyone on it."""
+    def remove_queue(self, queue: Queue) -> tuple[list[Consumer], list[Waiter]]:
+        """Remove a deleted queue; return the receivers and waiters that it had."""
         found = self._queues.pop(queue, None)
-        return [] if found is None else [*found.consumers, *found.waiting]
+        return ([], []) if found is None else (list(found.consumers), list(found.waiters))
 
-    def _tidy(self, queue: Queue) -> None:
+    def _remove_if_empty(self, queue: Queue) -> None:
         found = self._queues.get(queue)
-        if found is not None and not found.consumers and not found.waiting:
+        if found is not None and not found.consumers and not found.waiters:
             del self._queues[queue]

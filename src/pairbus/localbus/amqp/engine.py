@@ -1,8 +1,7 @@
-"""Proton as a protocol engine without I/O: bytes in, events out, bytes out.
+"""Proton as an AMQP engine without I/O: received bytes in, events and bytes to send out.
 
-The hot path calls Proton's C functions directly (`cproton_ffi`, which the wheel ships): the Python wrappers keep a
-dictionary per object and read delivery tags as UTF-8, which a lock token is not. Everything rare goes through
-them.
+The hot path calls Proton's C functions directly (`cproton_ffi`, which the wheel ships). Proton's Python wrappers keep a
+dictionary per object, and read delivery tags as UTF-8, which a lock token is not; they serve everything else.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ ffi: Any = cproton_ffi.ffi
 lib: Any = cproton_ffi.lib
 
 IDLE_TIMEOUT_SECONDS = 240
-CHANNEL_MAX = 4999  # as the service: several SDKs open a session for every link
+CHANNEL_MAX = 4999  # as the service has it: several SDKs open a session for every link
 
 ACCEPTED = lib.PN_ACCEPTED
 REJECTED = lib.PN_REJECTED
@@ -32,7 +31,7 @@ MODIFIED = lib.PN_MODIFIED
 
 
 class Engine:
-    """One AMQP connection of the server's."""
+    """The server's side of one AMQP connection."""
 
     def __init__(self, container: str, max_frame: int) -> None:
         self._connection = Connection()
@@ -52,12 +51,12 @@ class Engine:
         self.closed = False
 
     def push(self, data: bytes) -> None:
-        """Give Proton bytes; it makes events of them as far as they go."""
+        """Give Proton received bytes, which it makes events of."""
         view = memoryview(data)
         while view:
             room = lib.pn_transport_capacity(self.transport)
             if room <= 0:
-                return  # closed for input, by an error that is among the events
+                return  # Proton takes no more input; the error is among the events
             piece = view[:room]
             taken = lib.pn_transport_push(self.transport, ffi.from_buffer(piece), len(piece))
             if taken <= 0:
@@ -65,7 +64,7 @@ class Engine:
             view = view[taken:]
 
     def events(self) -> Iterator[tuple[int, Any]]:
-        """What has happened: event type and event; each is valid until the next is asked for."""
+        """Yield the type and the pointer of each event; a pointer is valid until the next one is taken."""
         collector = self._collector
         while True:
             event = lib.pn_collector_peek(collector)
@@ -75,7 +74,7 @@ class Engine:
             lib.pn_collector_pop(collector)
 
     def output(self) -> bytes:
-        """Everything Proton wants written."""
+        """Return the bytes that Proton has to send."""
         transport = self.transport
         pieces = []
         while True:
@@ -88,24 +87,26 @@ class Engine:
             lib.pn_transport_pop(transport, got)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def finished(self) -> bool:
-        """Whether Proton will write nothing more."""
+    def is_finished(self) -> bool:
+        """Return True if Proton will send nothing more."""
         return bool(lib.pn_transport_pending(self.transport) < 0)
 
-    def end_input(self) -> None:
+    def close_input(self) -> None:
+        """Let Proton know that the client sends nothing more."""
         lib.pn_transport_close_tail(self.transport)
 
     def tick(self, milliseconds: int) -> None:
-        """Let Proton see the time: it sends what keeps the connection alive, and closes a dead one."""
+        """Let Proton enforce idle time-outs: it sends keep-alive frames, and closes a dead connection."""
         lib.pn_transport_tick(self.transport, milliseconds)
 
     def close(self, error: BusError | None = None) -> None:
+        """Send a close, with an error if there is one."""
         if error is not None:
             set_condition(lib.pn_connection_condition(self.connection), error)
         lib.pn_connection_close(self.connection)
 
     def free(self) -> None:
-        """Give everything back; no pointer of this connection may be used afterwards."""
+        """Free the connection; no pointer of it may be used afterwards."""
         if not self.closed:
             self.closed = True
             lib.pn_collector_release(self._collector)
@@ -115,7 +116,7 @@ class Engine:
 
 
 def set_condition(condition: Any, error: BusError) -> None:
-    """Write an error into a Proton condition; three fields always, as the SDKs count on them."""
+    """Write an error into a Proton condition, always with all three fields: the SDKs rely on them."""
     lib.pn_condition_set_name(condition, error.condition.encode())
     lib.pn_condition_set_description(condition, error.description.encode())
     info = lib.pn_condition_info(condition)
@@ -124,28 +125,30 @@ def set_condition(condition: Any, error: BusError) -> None:
 
 
 def text(pointer: Any) -> str | None:
-    """A C string."""
+    """Return a C string as text, None for a null pointer."""
     return None if pointer == ffi.NULL else bytes(ffi.string(pointer)).decode(errors="replace")
 
 
 def address(terminus: Any) -> str | None:
+    """Return the address of a terminus."""
     return text(lib.pn_terminus_get_address(terminus))
 
 
 def receive(link: Any, size: int) -> bytes:
-    """The pending bytes of a link's current delivery."""
+    """Return the pending bytes of a link's current delivery."""
     buffer = bytearray(size)
     got = lib.pn_link_recv(link, ffi.from_buffer(buffer), size)
     return bytes(buffer) if got == size else bytes(buffer[: max(got, 0)])
 
 
 def tag(delivery: Any) -> bytes:
+    """Return a delivery's tag."""
     found = lib.pn_delivery_tag(delivery)
     return bytes(ffi.buffer(found.start, found.size))
 
 
 def send(link: Any, name: bytes, message: bytes, *, settled: bool = False) -> Any:
-    """Put one message on a link; it goes out with the next output."""
+    """Send one message on a link with the next output; return its delivery."""
     delivery = lib.pn_delivery(link, (len(name), ffi.from_buffer(name)))
     lib.pn_link_send(link, message, len(message))
     if settled:
@@ -155,7 +158,7 @@ def send(link: Any, name: bytes, message: bytes, *, settled: bool = False) -> An
 
 
 def settle(delivery: Any, outcome: int, error: BusError | None = None) -> None:
-    """Answer a delivery for good."""
+    """Settle a delivery with an outcome."""
     if error is not None:
         set_condition(lib.pn_disposition_condition(lib.pn_delivery_local(delivery)), error)
     lib.pn_delivery_update(delivery, outcome)
@@ -163,32 +166,33 @@ def settle(delivery: Any, outcome: int, error: BusError | None = None) -> None:
 
 
 def read(data: Any) -> Any:
-    """A Proton data object as our values."""
+    """Return a Proton data object as values of `pairbus.domain.amqp.codec`; raise AmqpDecodeError if it is invalid."""
     try:
-        return _ours(_data.dat2obj(data))
-    except Exception as error:  # Proton's decoder raises whatever it meets in a peer's odd data
+        return _to_codec(_data.dat2obj(data))
+    except Exception as error:  # Proton's decoder raises exceptions of many types
         raise values.AmqpDecodeError(f"unreadable data: {error}") from None
 
 
 def write(data: Any, value: Any) -> None:
+    """Write a value into a Proton data object."""
     lib.pn_data_clear(data)
     _data.obj2dat(value, data)
 
 
-def _ours(value: Any) -> Any:
+def _to_codec(value: Any) -> Any:
     if isinstance(value, Described):
-        return values.Described(_ours(value.descriptor), _ours(value.value))
+        return values.Described(_to_codec(value.descriptor), _to_codec(value.value))
     if isinstance(value, dict):
-        return {_ours(key): _ours(each) for key, each in value.items()}
+        return {_to_codec(key): _to_codec(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [_ours(each) for each in value]
+        return [_to_codec(each) for each in value]
     convert = _TYPES.get(type(value).__name__)
     if isinstance(value, memoryview):
         return bytes(value)
     return value if convert is None else convert(value)
 
 
-#: Proton's names of its number and text types, which are subclasses of Python's.
+#: Name of Proton's type (a subclass of Python's) -> the codec's type.
 _TYPES: dict[str, Any] = {
     "symbol": values.Symbol,
     "char": values.Char,

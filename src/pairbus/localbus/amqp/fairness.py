@@ -1,29 +1,47 @@
-"""One loop serves everybody: while several clients want something, each gets a fraction of a millisecond at a time.
+"""Fair use of the one event loop: while several clients are active, each gets it for a fraction of a millisecond.
 
-A client that sends without a pause is worked for in shares, and what it sent is answered every few milliseconds. One
-that says a little and waits is heard between two shares and answered at once, before the others' answers are written.
+A client that sends without a pause is served in shares, and its replies are written every few milliseconds. A client
+that sends a little and waits is read between two shares, and its replies are written first.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-#: How long a client that has been heard is counted as wanting something.
-_RECENT_SECONDS = 1.0
-#: How long one client is worked for before others are listened to, and how many bytes are looked at in between.
+#: A client counts as active for this long after its last bytes.
+_ACTIVE_SECONDS = 1.0
+#: The length of a share, and the bytes that are processed between two looks at the clock.
 SHARE_SECONDS = 0.0001
 PIECE_BYTES = 2048
-#: How many rounds of the loop others have between two shares: one to be heard, one for the turn that answers them.
-PASSES = 2
-#: How long work that nobody else waits for is collected before it is committed and answered.
-PATIENCE_SECONDS = 0.002
-#: How many messages a receiver gets at a time while others wait, and while none does.
+#: Rounds of the event loop between two shares: one to read from the others, one for the turn that replies to them.
+ROUNDS_BETWEEN_SHARES = 2
+#: Work of clients that are served in shares is committed and its replies are written this often.
+GROUP_COMMIT_SECONDS = 0.002
+#: Messages that a receiver gets at a time while other clients are active, and while none is.
 SHARED_PULL, ALONE_PULL = 25, 200
 
 
-class Talkers:
-    """Who was heard last, and when anybody else was: enough to know whether a client is alone."""
+class Rounds(Protocol):
+    """The server's loop, and True if it will commit and reply in the loop's next round."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+    @property
+    def is_turn_due(self) -> bool: ...
+
+
+def yield_to_others(server: Rounds, resume: Callable[[], None], rounds: int = ROUNDS_BETWEEN_SHARES) -> None:
+    """Call `resume` after the rounds of the loop in which other clients are read and get their replies."""
+    if rounds > 0 or (rounds > -ROUNDS_BETWEEN_SHARES and server.is_turn_due):
+        server.loop.call_soon(yield_to_others, server, resume, rounds - 1)
+    else:
+        resume()
+
+
+class ActiveClients:
+    """The client that was active last, and when another one was: enough to know that a client is alone."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -31,50 +49,51 @@ class Talkers:
         self._latest_at = float("-inf")
         self._another_at = float("-inf")
 
-    def heard(self, who: Any) -> bool:
-        """A client has said something; whether another one has of late."""
+    def record(self, client: Any) -> bool:
+        """Record that a client has sent bytes; return True if another client is active."""
         now = self._clock()
-        if who is not self._latest:
-            self._latest, self._another_at = who, self._latest_at
+        if client is not self._latest:
+            self._latest, self._another_at = client, self._latest_at
         self._latest_at = now
-        return now - self._another_at < _RECENT_SECONDS
+        return now - self._another_at < _ACTIVE_SECONDS
 
-    def others(self, who: Any) -> bool:
-        """Whether anybody but this client was heard of late."""
-        at = self._another_at if who is self._latest else self._latest_at
-        return self._clock() - at < _RECENT_SECONDS
+    def has_others(self, client: Any) -> bool:
+        """Return True if a client other than this one is active."""
+        at = self._another_at if client is self._latest else self._latest_at
+        return self._clock() - at < _ACTIVE_SECONDS
 
-    def gone(self, who: Any) -> None:
-        """Keep nothing of a client that has left."""
-        if who is self._latest:
+    def remove(self, client: Any) -> None:
+        """Drop the reference to a client that has disconnected."""
+        if client is self._latest:
             self._latest = None
 
 
-class Answers:
-    """What waits to be said until it is durable: at once, or, to clients that are worked for in shares, in a moment.
+class CommitCallbacks:
+    """Callbacks that wait for a commit; those of one client keep their order.
 
-    What one client is owed keeps its order.
+    Callbacks of clients that are served in shares are deferred: they run with the next group commit.
     """
 
     def __init__(self) -> None:
-        self._now: list[Callable[[], None]] = []
-        self._soon: dict[Any, list[Callable[[], None]]] = {}
+        self._next: list[Callable[[], None]] = []
+        self._deferred: dict[Any, list[Callable[[], None]]] = {}
 
-    def add(self, callback: Callable[[], None], client: Any = None, *, patient: bool = False) -> None:
-        if patient:
-            self._soon.setdefault(client, []).append(callback)
+    def add(self, callback: Callable[[], None], client: Any = None, *, deferred: bool = False) -> None:
+        """Keep a callback for the next commit, or for the next group commit if it is deferred."""
+        if deferred:
+            self._deferred.setdefault(client, []).append(callback)
             return
-        self._now += self._soon.pop(client, ())
-        self._now.append(callback)
+        self._next += self._deferred.pop(client, ())
+        self._next.append(callback)
 
-    def take(self, *, all_of_them: bool) -> list[Callable[[], None]]:
-        """What is to be said now, and no longer kept."""
-        taken, self._now = self._now, []
-        if all_of_them:
-            for owed in self._soon.values():
-                taken += owed
-            self._soon.clear()
+    def take(self, *, with_deferred: bool) -> list[Callable[[], None]]:
+        """Remove and return the callbacks to run now."""
+        taken, self._next = self._next, []
+        if with_deferred:
+            for callbacks in self._deferred.values():
+                taken += callbacks
+            self._deferred.clear()
         return taken
 
     def __bool__(self) -> bool:
-        return bool(self._now or self._soon)
+        return bool(self._next or self._deferred)

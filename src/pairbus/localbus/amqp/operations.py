@@ -1,4 +1,4 @@
-"""What `$management` of an entity can be asked: locks, peeks, schedules, sessions, rules, hub properties."""
+"""Operations of an entity's `$management`: locks, peeking, schedules, sessions, rules, event hub properties."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from pairbus.domain.amqp.codec import AmqpDecodeError, Array, Long, Timestamp
-from pairbus.localbus import bus_errors as conditions
+from pairbus.localbus import bus_errors
 from pairbus.localbus.auth import LISTEN, MANAGE, SEND
 from pairbus.localbus.broker.broker import Broker
 from pairbus.localbus.bus_errors import BusError
@@ -26,10 +26,10 @@ _UUIDS, _LONGS, _TIMES, _STRINGS = 0x98, 0x81, 0x83, 0xB1
 _MAX_PEEK = 1000
 _MAX_DELETE = 4000
 _MAX_REPLY = 512 * 1024
-#: Messages that are received by number come whole or not at all; so many bytes of several, or one of any size.
+#: The largest reply with deferred messages: all that were requested or an error; a single one may be of any size.
 _MAX_RECEIVED = 32 * 1024 * 1024
-#: The last second of .NET's calendar, in milliseconds: sessions "updated since" then are all sessions.
-_END_OF_TIME = 253_402_300_799_000
+#: The last second of .NET's calendar, in milliseconds. Sessions "updated since" then are all sessions.
+_DOTNET_MAX_MS = 253_402_300_799_000
 
 
 class Operations:
@@ -57,17 +57,17 @@ class Operations:
         }
 
     def right(self, request: Request) -> str:
-        """The claim an operation asks for; rules may be managed with Listen, as the service allows."""
+        """Return the claim that an operation needs; the service lets rules be managed with Listen."""
         right = self._operations.get(request.operation, (LISTEN, None))[0]
         return LISTEN if right == MANAGE else right
 
     def handle(self, target: Queue | Topic | Hub, request: Request) -> Reply:
-        """The reply to a request; whatever is wrong with it is said in the reply."""
+        """Carry out a request; errors become replies."""
         found = self._operations.get(request.operation)
         if found is None:
             return Reply.of(
                 BusError(
-                    conditions.NOT_IMPLEMENTED,
+                    bus_errors.NOT_IMPLEMENTED,
                     f"The operation '{request.operation}' is not known; known are: {', '.join(self._operations)}.",
                 )
             )
@@ -77,24 +77,26 @@ class Operations:
         except BusError as error:
             return Reply.of(error)
         except AmqpDecodeError as error:
-            return Reply.of(BusError(conditions.ARGUMENT_ERROR, f"{request.operation}: {error}."))
+            return Reply.of(BusError(bus_errors.ARGUMENT_ERROR, f"{request.operation}: {error}."))
 
-    def _enabled(self, target: Any, doing: str) -> Queue:
-        """The queue, if its owner lets messages be taken out of it."""
+    def _enabled(self, target: Any, action: str) -> Queue:
+        """Return the target as a queue; raise a BusError if it is disabled for receiving."""
         queue = _queue(target)
-        self._broker.check_enabled(queue, doing)
+        self._broker.check_enabled(queue, action)
         return queue
 
     # --- locks ---------------------------------------------------------------------------------------
 
     def _renew_lock(self, target: Any, request: Request) -> Reply:
-        queue, now = self._enabled(target, conditions.RENEWING), self._now()
+        queue, now = self._enabled(target, bus_errors.RENEWING), self._now()
         ends = [queue.renew(_tag(token), now) for token in request.field("lock-tokens", list)]
         return Reply(body={"expirations": Array(_TIMES, [int(end * 1000) for end in ends])})
 
     def _dispose(self, target: Any, request: Request) -> Reply:
-        queue, now = self._enabled(target, conditions.SETTLING), self._now()
-        tags = list(dict.fromkeys(_tag(token) for token in request.field("lock-tokens", list)))  # twice means once
+        queue, now = self._enabled(target, bus_errors.SETTLING), self._now()
+        tags = list(
+            dict.fromkeys(_tag(token) for token in request.field("lock-tokens", list))
+        )  # a token may be listed twice
         status = request.field("disposition-status", str).lower()
         properties = request.field("properties-to-modify", dict, optional=True)
         changes = {str(name): value for name, value in (properties or {}).items()}
@@ -115,21 +117,21 @@ class Operations:
                 raise AmqpDecodeError(f"disposition-status '{status}' is not known")
         return Reply()
 
-    # --- looking and taking by number ------------------------------------------------------------------
+    # --- peeking, and receiving by sequence number ------------------------------------------------------------------
 
     def _peek(self, target: Any, request: Request) -> Reply:
         queue = target.inbox if isinstance(target, Topic) else _queue(target)
         limit = min(max(request.field("message-count", int), 0), _MAX_PEEK)
         session = request.field("session-id", str, optional=True)
-        bodiless = request.field("omit-message-body", bool, optional=True)
+        omit_body = request.field("omit-message-body", bool, optional=True)
         messages = queue.peek(request.field("from-sequence-number", int), limit, session)
         if not messages:
-            return Reply(204, "No messages to peek.", conditions.MESSAGE_NOT_FOUND, {"messages": []})
+            return Reply(204, "No messages to peek.", bus_errors.MESSAGE_NOT_FOUND, {"messages": []})
         listed: list[dict[str, Any]] = []
         size = 0
         for message in messages:
             payload = self._broker.payloads([message])[0]
-            if bodiless:
+            if omit_body:
                 payload = Parts.of(payload).without_body().pack()
             size += len(payload)
             if listed and size > _MAX_REPLY:
@@ -161,8 +163,8 @@ class Operations:
         session = request.field("session-id", str, optional=True)
         if session is not None and queue.sessions is not None:
             queue.held_session(session, self._now())
-        gone = queue.delete_oldest(limit, NEVER if before is None else before, session)
-        return Reply(200 if gone else 204, "OK", None, {"message-count": gone})
+        deleted = queue.delete_oldest(limit, NEVER if before is None else before, session)
+        return Reply(200 if deleted else 204, "OK", None, {"message-count": deleted})
 
     def _schedule(self, target: Any, request: Request) -> Reply:
         now = self._now()
@@ -185,7 +187,7 @@ class Operations:
     def _set_state(self, target: Any, request: Request) -> Reply:
         state = request.field("session-state", (bytes, str), optional=True)
         raw = state.encode() if isinstance(state, str) else state
-        # To clear it Go's SDK sends no bytes, not null; to the service both are the same.
+        # Go's SDK clears a state with empty bytes instead of null; the service takes both.
         _queue(target).set_session_state(request.field("session-id", str), raw or None, self._now())
         return Reply()
 
@@ -194,16 +196,16 @@ class Operations:
         return Reply(body={"session-state": session.state})
 
     def _renew_session(self, target: Any, request: Request) -> Reply:
-        until = self._enabled(target, conditions.RENEWING).renew_session(request.field("session-id", str), self._now())
+        until = self._enabled(target, bus_errors.RENEWING).renew_session(request.field("session-id", str), self._now())
         return Reply(body={"expiration": Timestamp(int(until * 1000))})
 
     def _list_sessions(self, target: Any, request: Request) -> Reply:
         since = request.field("last-updated-time", int, optional=True)
-        names = _queue(target).session_ids(None if since is None or since >= _END_OF_TIME else since / 1000)
+        names = _queue(target).session_ids(None if since is None or since >= _DOTNET_MAX_MS else since / 1000)
         skip, top = max(request.field("skip", int), 0), max(request.field("top", int), 0)
         page = names[skip : skip + top]
         if not page:
-            # No body: Python's SDK cannot read an array without elements.
+            # Without a body: Python's SDK cannot read an empty array.
             return Reply(204, "No sessions.", "com.microsoft:session-not-found")
         return Reply(body={"skip": skip + len(page), "sessions-ids": Array(_STRINGS, page)})
 
@@ -234,13 +236,13 @@ class Operations:
             for subscription in topic.subscriptions.values():
                 if subscription.queue is target:
                     return topic, subscription
-        raise BusError(conditions.NOT_ALLOWED, "Rules belong to subscriptions; this is none.")
+        raise BusError(bus_errors.NOT_ALLOWED, "Rules belong to subscriptions; this is not one.")
 
     # --- event hubs ------------------------------------------------------------------------------------
 
     def _read_hub(self, target: Any, request: Request) -> Reply:
         if not isinstance(target, Hub):
-            raise BusError(conditions.NOT_ALLOWED, "Only an event hub can be read like this.")
+            raise BusError(bus_errors.NOT_ALLOWED, "Only an event hub has properties to read.")
         kind = str(request.properties.get("type", ""))
         created = Timestamp(int(target.created_at * 1000))
         name = target.settings.name
@@ -256,7 +258,7 @@ class Operations:
                 }
             )
         if kind != "com.microsoft:partition":
-            raise BusError(conditions.NOT_IMPLEMENTED, f"'{kind}' cannot be read here.")
+            raise BusError(bus_errors.NOT_IMPLEMENTED, f"'{kind}' cannot be read here.")
         partition = target.partition(str(request.properties.get("partition")))
         last = partition.events[-1] if partition.events else None
         return Reply(
@@ -282,7 +284,7 @@ def _numbers(request: Request) -> list[int]:
 
 def _queue(target: Any) -> Queue:
     if not isinstance(target, Queue):
-        raise BusError(conditions.NOT_ALLOWED, "This operation needs an entity that holds messages.")
+        raise BusError(bus_errors.NOT_ALLOWED, "This operation needs an entity that holds messages.")
     return target
 
 

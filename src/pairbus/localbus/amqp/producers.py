@@ -1,6 +1,6 @@
-"""A client that sends: what it sends is given to the broker, and answered when it is durable.
+"""A client that sends: its messages go to the broker and are accepted when they are durable.
 
-Faults are asked at each point where the real service could fail.
+Faults are applied at each point where the real service can fail.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pairbus.domain.amqp.codec import AmqpDecodeError
-from pairbus.localbus import bus_errors as conditions
+from pairbus.localbus import bus_errors
 from pairbus.localbus.auth import SEND
 from pairbus.localbus.bus_errors import BusError
 from pairbus.localbus.entities.hubs import Hub
@@ -16,27 +16,28 @@ from pairbus.localbus.entities.message import BATCH_FORMAT, Draft, read_batch, r
 from pairbus.localbus.entities.queues import Queue
 from pairbus.localbus.entities.topics import Topic
 
-from .links import Incoming
+from .links import IncomingLink
 
 if TYPE_CHECKING:
     from .connection import AmqpConnection
+
+#: The largest message that an event hub takes.
+_HUB_LIMIT = 1024 * 1024
 
 
 def _read_one(raw: bytes, *, identify: bool) -> list[Draft]:
     return [read_message(raw, identify=identify)]
 
 
-class Producer(Incoming):
-    """A client that sends to a queue, a topic, an event hub or one of its partitions."""
+class Producer(IncomingLink):
+    """A client's sender to a queue, a topic, an event hub or one of a hub's partitions."""
 
     right = SEND
 
     def __init__(
         self, connection: AmqpConnection, link: Any, path: str, target: Queue | Topic | Hub, partition: str | None
     ) -> None:
-        limit = 1024 * 1024
-        if not isinstance(target, Hub):
-            limit = target.settings.max_message_size_in_kilobytes * 1024
+        limit = _HUB_LIMIT if isinstance(target, Hub) else target.settings.max_message_size_in_kilobytes * 1024
         limit = connection.server.faults.size_limit(path, limit)
         super().__init__(connection, link, path, limit)
         self.target = target
@@ -50,45 +51,46 @@ class Producer(Incoming):
         if self.queue is not None:
             self.connection.server.broker.usage.detach(self.queue)
 
-    def on_message(self, delivery: Any, raw: bytes, number: int) -> None:
+    def on_message(self, delivery: Any, raw: bytes, message_format: int) -> None:
         server = self.connection.server
         fault = server.faults.on_send(self.path) if server.faults.active else None
         if fault is not None:
             if fault.swallow:
                 self.swallowed = True
-                return  # bytes accepted, nothing answered
+                return
             if fault.error is not None:
-                server.later(self, fault.latency, lambda: self.answer_if_alive(delivery, fault.error))
+                server.later(self, fault.latency, lambda: self.settle_if_open(delivery, fault.error))
                 return
             if fault.latency:
-                settled = lambda: self._take(delivery, raw, number, fault.latency, fault.no_reply)  # noqa: E731
-                server.later(self, fault.latency, settled)
+                enqueue = lambda: self._enqueue(delivery, raw, message_format, fault.latency, fault.no_reply)  # noqa: E731
+                server.later(self, fault.latency, enqueue)
                 return
-        self._take(delivery, raw, number, 0.0, fault is not None and fault.no_reply)
+        self._enqueue(delivery, raw, message_format, 0.0, fault is not None and fault.no_reply)
 
-    def _take(self, delivery: Any, raw: bytes, number: int, latency: float, no_reply: bool) -> None:
+    def _enqueue(self, delivery: Any, raw: bytes, message_format: int, latency: float, no_reply: bool) -> None:
+        """Give a message, or a batch of them, to the broker; settle the delivery after the commit."""
         server = self.connection.server
         error: BusError | None = None
         try:
-            read = read_batch if number == BATCH_FORMAT else _read_one
+            read = read_batch if message_format == BATCH_FORMAT else _read_one
             drafts = read(raw, identify=self.queue is not None)
-            self._accept(drafts, raw, server.now())
+            self._send_to_broker(drafts, raw, server.now())
             if server.faults.active and server.faults.drops(self.path, len(drafts)):
-                # What was taken in is kept; its answer is not heard.
+                # The messages are kept; the client does not get their outcome.
                 self.connection.after_commit(self.connection.drop)
-        except AmqpDecodeError as bad:
-            error = BusError(conditions.DECODE_ERROR, f"The message cannot be read: {bad}.")
+        except AmqpDecodeError as invalid:
+            error = BusError(bus_errors.DECODE_ERROR, f"The message cannot be read: {invalid}.")
         except BusError as refused:
             error = refused
         if no_reply:
             return
         if latency:
-            later = lambda: server.later(self, latency, lambda: self.answer_if_alive(delivery, error))  # noqa: E731
+            later = lambda: server.later(self, latency, lambda: self.settle_if_open(delivery, error))  # noqa: E731
             self.connection.after_commit(later)
         else:
-            self.connection.after_commit(lambda: self.answer_if_alive(delivery, error))
+            self.connection.after_commit(lambda: self.settle_if_open(delivery, error))
 
-    def _accept(self, drafts: list[Draft], raw: bytes, now: float) -> None:
+    def _send_to_broker(self, drafts: list[Draft], raw: bytes, now: float) -> None:
         broker = self.connection.server.broker
         if isinstance(self.target, Hub):
             hub = self.target
@@ -103,6 +105,7 @@ class Producer(Incoming):
         else:
             broker.send(self.target, drafts, now)
 
-    def answer_if_alive(self, delivery: Any, error: BusError | None) -> None:
+    def settle_if_open(self, delivery: Any, error: BusError | None) -> None:
+        """Settle a delivery after a commit or a delay, unless the link has been closed since."""
         if self.connection.alive and self.open:
-            self.answer(delivery, error)
+            self.settle(delivery, error)

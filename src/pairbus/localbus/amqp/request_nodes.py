@@ -1,4 +1,4 @@
-"""`$cbs` and `$management`: the two nodes of the service that answer requests over a pair of links."""
+"""`$cbs` and `$management`: the service's nodes that reply to requests, over a pair of links."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pairbus.domain.amqp.codec import AmqpDecodeError
-from pairbus.localbus import bus_errors as conditions
+from pairbus.localbus import bus_errors
 from pairbus.localbus.addresses import Address, locate
 from pairbus.localbus.auth import bad_token
 from pairbus.localbus.bus_errors import BusError, size_exceeded
@@ -18,56 +18,58 @@ from pairbus.localbus.faults.faults import Decision
 
 from . import engine
 from .engine import lib
-from .links import Incoming, Outgoing
-from .requests import Reply, Request, read_head, read_request, write_reply
+from .links import IncomingLink, OutgoingLink
+from .requests import Reply, Request, read_address, read_request, write_reply
 
 if TYPE_CHECKING:
     from .connection import AmqpConnection
 
 log = logging.getLogger("pairbus.localbus.nodes")
 
-#: What a request is answered with: it, and the fault that strikes it.
+#: Carries out a request, or replies with the error that a fault has made of it.
 _Respond = Callable[[Request, BusError | None], Reply]
 
-#: A request may have so many bytes, or hold one message of the entity's and what belongs to it.
-_MAX_REQUEST = 1024 * 1024
-_AROUND_A_MESSAGE = 64 * 1024
+#: The largest request, unless the entity's messages are larger.
+_MAX_REQUEST_BYTES = 1024 * 1024
+#: Room in a request around one message of the largest size.
+_MESSAGE_OVERHEAD_BYTES = 64 * 1024
 
 
-class Replies(Outgoing):
-    """The client's receiving half: replies to it are found by its address, its name, or its node."""
+class ReplyLink(OutgoingLink):
+    """The client's receiver of replies; a reply finds it by its address, its name, or its node."""
 
     def __init__(self, connection: AmqpConnection, link: Any, path: str) -> None:
         super().__init__(connection, link, path)
         self.reply_to = engine.address(lib.pn_link_remote_target(link))
-        self._sent = 0
-        connection.replies.append(self)
+        self._sent_count = 0
+        connection.reply_links.append(self)
 
     def on_closed(self) -> None:
-        self.connection.replies.remove(self)
+        self.connection.reply_links.remove(self)
 
     def send(self, message: bytes) -> None:
+        """Send a reply, unless the link or its connection is closed."""
         if self.connection.alive and self.open and not self.connection.closing:
-            self._sent += 1
-            self.connection.answering.given += len(message)
-            engine.send(self.link, self._sent.to_bytes(4, "big"), message, settled=True)
+            self._sent_count += 1
+            self.connection.request_throttle.buffered_bytes += len(message)
+            engine.send(self.link, self._sent_count.to_bytes(4, "big"), message, settled=True)
             self.connection.wants_output()
 
 
-class Requests(Incoming):
-    """The client's sending half: each message is a request."""
+class RequestLink(IncomingLink):
+    """The client's sender of requests: each message is one."""
 
-    def __init__(self, connection: AmqpConnection, link: Any, path: str, limit: int = _MAX_REQUEST) -> None:
+    def __init__(self, connection: AmqpConnection, link: Any, path: str, limit: int = _MAX_REQUEST_BYTES) -> None:
         super().__init__(connection, link, path, limit)
 
-    def on_message(self, delivery: Any, raw: bytes, number: int) -> None:
-        self.answer(delivery)
+    def on_message(self, delivery: Any, raw: bytes, message_format: int) -> None:
+        self.settle(delivery)
         if not self.connection.closing:
-            self.connection.answering.ask(lambda: self._carry_out(raw), len(raw))
+            self.connection.request_throttle.submit(lambda: self._carry_out(raw), len(raw))
 
     def renew_credit(self) -> None:
-        if self.connection.answering.is_behind:
-            self.connection.answering.withhold_credit(self)
+        if self.connection.request_throttle.has_waiting:
+            self.connection.request_throttle.defer_credit(self)
         else:
             super().renew_credit()
 
@@ -75,45 +77,46 @@ class Requests(Incoming):
         try:
             request = read_request(raw)
         except AmqpDecodeError as error:
-            self.refuse(BusError(conditions.DECODE_ERROR, f"The request cannot be read: {error}."))
+            self.detach(BusError(bus_errors.DECODE_ERROR, f"The request cannot be read: {error}."))
             return
         self._answer(request, len(raw), self.respond)
 
     def on_oversize(self, delivery: Any, error: BusError, head: bytes) -> None:
-        """Answered like any request: an SDK's sender does not survive that its request is rejected."""
-        request = read_head(head)
+        """Reply with the error: an SDK's request link does not survive a rejected request."""
+        request = read_address(head)
         if request is None:
             super().on_oversize(delivery, error, head)
             return
-        self.answer(delivery)
+        self.settle(delivery)
         if not self.connection.closing:
-            refused: _Respond = lambda request, fault: Reply.of(fault or error)  # noqa: E731
-            self.connection.answering.ask(lambda: self._answer(request, len(head), refused), len(head))
+            respond: _Respond = lambda request, fault: Reply.of(fault or error)  # noqa: E731
+            self.connection.request_throttle.submit(lambda: self._answer(request, len(head), respond), len(head))
 
     def _answer(self, request: Request, size: int, respond: _Respond) -> None:
-        """Answer a request, as the faults allow."""
-        server, answering = self.connection.server, self.connection.answering
+        """Reply to a request, as the faults allow."""
+        server, throttle = self.connection.server, self.connection.request_throttle
         fault = self.fault(request) if server.faults.active else Decision()
         if fault.swallow:
             self.swallowed = True
         elif fault.latency:
             reply = lambda: self._reply(request, fault, respond)  # noqa: E731
-            server.later(self, fault.latency, lambda: answering.ask(reply, size))
+            server.later(self, fault.latency, lambda: throttle.submit(reply, size))
         else:
             self._reply(request, fault, respond)
 
     def _reply(self, request: Request, fault: Decision, respond: _Respond) -> None:
+        """Carry out a request, and send the reply after the commit."""
         server = self.connection.server
         reply = write_reply(request, respond(request, fault.error))
         if fault.no_reply:
             return
         delay = fault.latency + fault.reply_delay
         connection = self.connection
-        connection.answering.owed += len(reply)
+        connection.request_throttle.pending_bytes += len(reply)
 
         def send() -> None:
-            connection.answering.owed -= len(reply)
-            connection.wants_output()  # others may wait for it
+            connection.request_throttle.pending_bytes -= len(reply)
+            connection.wants_output()  # the next flush carries out waiting requests
             link = self._reply_link(request)
             if link is not None:
                 link.send(reply)
@@ -121,24 +124,23 @@ class Requests(Incoming):
         connection.after_commit(send if not delay else lambda: server.later(self, delay, send))
 
     def fault(self, request: Request) -> Decision:
-        """What the faults make of a request."""
+        """Return the effect of the active faults on a request."""
         return self.connection.server.faults.on_request(self.path, request.operation)
 
     def respond(self, request: Request, fault: BusError | None) -> Reply:
+        """Carry out a request; `fault` is the error that it is to fail with."""
         raise NotImplementedError
 
-    def _reply_link(self, request: Request) -> Replies | None:
-        links: list[Replies] = self.connection.replies
+    def _reply_link(self, request: Request) -> ReplyLink | None:
+        links = self.connection.reply_links
         for link in links:
             if request.reply_to is not None and request.reply_to in (link.reply_to, link.name):
                 return link
         return next((link for link in reversed(links) if link.path == self.path), None)
 
 
-class CbsRequests(Requests):
-    """Takes tokens. Faults do not keep anybody from showing one, and it uses none of them up; only a black hole for
-    all swallows it.
-    """
+class CbsLink(RequestLink):
+    """Requests to `$cbs`: tokens. Faults neither refuse nor count them; only a black hole for all swallows them."""
 
     def fault(self, request: Request) -> Decision:
         return Decision(swallow=self.connection.server.faults.is_black_hole(self.path))
@@ -147,7 +149,7 @@ class CbsRequests(Requests):
         connection = self.connection
         server = connection.server
         if request.operation != "put-token":
-            return Reply.of(BusError(conditions.NOT_IMPLEMENTED, f"'{request.operation}' is not 'put-token'."))
+            return Reply.of(BusError(bus_errors.NOT_IMPLEMENTED, f"'{request.operation}' is not 'put-token'."))
         audience = request.properties.get("name")
         try:
             if not isinstance(audience, str) or not isinstance(request.body, str):
@@ -156,8 +158,9 @@ class CbsRequests(Requests):
             target = server.find_or_none(address)
             grant = server.authorizer.grant(request.body, audience, server.now())
             if address.entity and target is None:
-                log.warning("a token was asked for '%s', which does not exist here", address.name[:200])
-                raise conditions.not_found(address.name)
+                name = address.name[:200]
+                log.warning("token refused for '%s', which does not exist; create it, or check its name", name)
+                raise bus_errors.not_found(address.name)
         except BusError as error:
             return Reply.of(error)
         connection.grants[grant.path] = grant
@@ -165,14 +168,17 @@ class CbsRequests(Requests):
         return Reply(202, "Accepted")
 
 
-class ManagementRequests(Requests):
-    """Works on one entity: the one that has its name when it is asked, since the first may be deleted by then."""
+class EntityManagementLink(RequestLink):
+    """Requests to an entity's `$management`.
+
+    The entity is looked up by name for each request: it may have been deleted and created again since the attach.
+    """
 
     def __init__(
         self, connection: AmqpConnection, link: Any, path: str, address: Address, target: Queue | Topic | Hub
     ) -> None:
         limit = 0 if isinstance(target, Hub) else target.settings.max_message_size_in_kilobytes * 1024
-        super().__init__(connection, link, path, max(_MAX_REQUEST, limit + _AROUND_A_MESSAGE))
+        super().__init__(connection, link, path, max(_MAX_REQUEST_BYTES, limit + _MESSAGE_OVERHEAD_BYTES))
         self._address = address
 
     def respond(self, request: Request, fault: BusError | None) -> Reply:
@@ -189,7 +195,7 @@ class ManagementRequests(Requests):
         return server.operations.handle(target, request)
 
     def _check_sizes(self, request: Request) -> None:
-        """A fault's limit holds for each message that is scheduled, as it does for those that are sent."""
+        """Apply a fault's size limit to each message that is scheduled, as to those that are sent."""
         scheduled = request.body.get("messages") if isinstance(request.body, dict) else None
         for each in scheduled if isinstance(scheduled, list) else ():
             raw = each.get("message") if isinstance(each, dict) else None
@@ -199,8 +205,8 @@ class ManagementRequests(Requests):
                 raise size_exceeded(self.path, size, limit)
 
 
-class NamespaceRequests(Requests):
-    """Works on the entity that each request names."""
+class NamespaceManagementLink(RequestLink):
+    """Requests to the namespace's `$management`, each of which names an entity (Event Hubs)."""
 
     def respond(self, request: Request, fault: BusError | None) -> Reply:
         server = self.connection.server

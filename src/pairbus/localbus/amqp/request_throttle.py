@@ -1,7 +1,7 @@
-"""One client's requests: carried out in the order they came, and no faster than the client reads the answers.
+"""A limit on one client's management requests: they are carried out in order, as fast as the client reads the replies.
 
-What is asked may change things, and an answer that is made must reach the client; so a request is held back before it
-is carried out, never its answer after. Nothing is lost, and a client that reads nothing makes nothing grow.
+A request may change entities, and its reply must reach the client. So requests wait before they are carried out, and
+replies are never held back. No request is lost, and a client that does not read cannot fill the memory.
 """
 
 from __future__ import annotations
@@ -14,57 +14,64 @@ from .engine import lib
 
 if TYPE_CHECKING:
     from .connection import AmqpConnection
-    from .request_nodes import Requests
+    from .request_nodes import RequestLink
 
-#: While so many bytes of answers are on their way nothing more is carried out. The last answer may be of any size.
-ENOUGH = 4 * 1024 * 1024
-#: So many bytes of requests may wait; each costs something besides its bytes.
-_MOST_WAITING = 16 * 1024 * 1024
-_EACH = 500
-#: So many that waited are carried out before others have their turn.
-_AT_ONCE = 50
+#: No request is carried out while this many bytes of replies are unread. The last reply may be of any size.
+MAX_REPLY_BYTES = 4 * 1024 * 1024
+#: Requests that may wait, in bytes; each counts with a little more than its own.
+_MAX_WAITING_BYTES = 16 * 1024 * 1024
+_REQUEST_OVERHEAD_BYTES = 500
+#: Waiting requests that are carried out before other clients have their turn.
+_REQUESTS_PER_TURN = 50
 
 
-class Answering:
-    """What a connection has been asked and not answered yet."""
+class RequestThrottle:
+    """The waiting requests of one connection.
+
+    Attributes
+    ----------
+    pending_bytes
+        Bytes of replies that wait for a commit or are delayed by a fault.
+    buffered_bytes
+        Bytes of replies given to Proton, an upper bound of what it still holds.
+    """
 
     def __init__(self, connection: AmqpConnection) -> None:
         self._connection = connection
         self._waiting: deque[tuple[Callable[[], None], int]] = deque()
         self._waiting_bytes = 0
-        self._without_credit: set[Requests] = set()
-        #: Bytes of answers: made, but not durable or held up yet; and given to Proton, which has them still at most.
-        self.owed = 0
-        self.given = 0
+        self._without_credit: set[RequestLink] = set()
+        self.pending_bytes = 0
+        self.buffered_bytes = 0
 
     @property
-    def is_behind(self) -> bool:
-        """Whether requests wait for the client to read: then it is asked to send no more of them."""
+    def has_waiting(self) -> bool:
+        """True while requests wait for the client to read replies: it gets no credit for more of them."""
         return bool(self._waiting)
 
-    def ask(self, carry_out: Callable[[], None], size: int) -> None:
-        """Carry a request of so many bytes out, now or when its turn comes."""
-        if not self._waiting and not self._is_enough():
+    def submit(self, carry_out: Callable[[], None], size: int) -> None:
+        """Carry out a request of `size` bytes, now or when its turn comes."""
+        if not self._waiting and not self._is_full():
             carry_out()
             return
-        self._waiting.append((carry_out, size + _EACH))
-        self._waiting_bytes += size + _EACH
+        self._waiting.append((carry_out, size + _REQUEST_OVERHEAD_BYTES))
+        self._waiting_bytes += size + _REQUEST_OVERHEAD_BYTES
         self._connection.stalled.add(self)
-        if self._waiting_bytes > _MOST_WAITING:
-            self._connection.give_up("Too many requests at once, whose answers are not read.")
+        if self._waiting_bytes > _MAX_WAITING_BYTES:
+            self._connection.close_over_limit("Too many requests at once, whose answers are not read.")
 
-    def withhold_credit(self, link: Requests) -> None:
-        """A link's credit is not renewed until nothing waits."""
+    def defer_credit(self, link: RequestLink) -> None:
+        """Renew a link's credit only when no request waits any more."""
         self._without_credit.add(link)
 
     def on_flow(self) -> None:
-        """Something was written, or the client has said something: perhaps there is room for more answers."""
+        """Carry out waiting requests: the client has read, or has sent a flow."""
         connection = self._connection
         if not connection.alive or connection.closing:
             self._waiting.clear()
             return
-        for _ in range(_AT_ONCE):
-            if not self._waiting or self._is_enough():
+        for _ in range(_REQUESTS_PER_TURN):
+            if not self._waiting or self._is_full():
                 break
             carry_out, size = self._waiting.popleft()
             self._waiting_bytes -= size
@@ -78,10 +85,11 @@ class Answering:
             link.renew_credit()
         self._without_credit.clear()
 
-    def _is_enough(self) -> bool:
-        if self.owed + self.given < ENOUGH:
+    def _is_full(self) -> bool:
+        if self.pending_bytes + self.buffered_bytes < MAX_REPLY_BYTES:
             return False
-        # What was written is not told one by one. The sessions know what they still hold, messages included.
-        sessions = {lib.pn_link_session(link.link) for link in self._connection.replies}
-        self.given = min(self.given, sum(lib.pn_session_outgoing_bytes(session) for session in sessions))
-        return self.owed + self.given >= ENOUGH
+        # Proton does not report each reply that it has written, only the bytes that each session still holds.
+        sessions = {lib.pn_link_session(link.link) for link in self._connection.reply_links}
+        held = sum(lib.pn_session_outgoing_bytes(session) for session in sessions)
+        self.buffered_bytes = min(self.buffered_bytes, held)
+        return self.pending_bytes + self.buffered_bytes >= MAX_REPLY_BYTES

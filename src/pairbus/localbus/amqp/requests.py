@@ -1,4 +1,4 @@
-"""Request/response over AMQP, as `$cbs` and `$management` speak it: read a request, write its reply."""
+"""Request/response messages of `$cbs` and `$management`: reading a request, writing its reply."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from pairbus.localbus.bus_errors import BusError
 
 @dataclass(frozen=True)
 class Request:
-    """One request: `id` is the message id as it was encoded, so that the reply can echo it exactly."""
+    """One request; `id` is the message-id as it was encoded, so that the reply can repeat it exactly."""
 
     id: bytes
     reply_to: str | None
     properties: dict[str, Any]
-    body: Any = field(repr=False)  # a token, for $cbs
+    body: Any = field(repr=False)  # `$cbs` requests carry a token
 
     @property
     def operation(self) -> str:
         return str(self.properties.get("operation", ""))
 
     def field(self, name: str, kind: type | tuple[type, ...], *, optional: bool = False) -> Any:
-        """A field of the body map, of the type it must have."""
+        """Return a field of the body map; raise AmqpDecodeError if it is missing or of another type."""
         found = self.body.get(name) if isinstance(self.body, dict) else None
         if found is None and optional:
             return None
         if not isinstance(found, kind) or (isinstance(found, bool) and kind is int):
-            wanted = kind.__name__ if isinstance(kind, type) else " or ".join(k.__name__ for k in kind)
-            raise AmqpDecodeError(f"the request's '{name}' must be {wanted}, not {type(found).__name__}")
+            expected = kind.__name__ if isinstance(kind, type) else " or ".join(k.__name__ for k in kind)
+            raise AmqpDecodeError(f"the request's '{name}' must be {expected}, not {type(found).__name__}")
         return found
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A status, and a body map or none."""
+    """The reply to a request: a status, and a body map or none."""
 
     status: int = 200
     description: str = "OK"
@@ -46,11 +46,12 @@ class Reply:
 
     @classmethod
     def of(cls, error: BusError) -> Reply:
+        """Return the reply that reports an error."""
         return cls(error.status, error.description, error.condition)
 
 
 def read_request(raw: bytes) -> Request:
-    """Take a request message apart."""
+    """Return the request in a message; raise AmqpDecodeError if it cannot be read."""
     id, reply_to, properties, body = b"\x40", None, {}, None
     for section in sections.split(raw):
         if section.code == sections.PROPERTIES:
@@ -62,12 +63,12 @@ def read_request(raw: bytes) -> Request:
             properties = decode(raw, section.value)[0]
         elif section.code == sections.VALUE or (section.code == sections.DATA and body is None):
             body = decode(raw, section.value)[0]
-    named = {str(key): value for key, value in properties.items()}
-    return Request(id, reply_to if isinstance(reply_to, str) else None, named, body)
+    text_keys = {str(key): value for key, value in properties.items()}
+    return Request(id, reply_to if isinstance(reply_to, str) else None, text_keys, body)
 
 
-def read_head(head: bytes) -> Request | None:
-    """What the first bytes of a request say of who is to be answered; None if that lies further behind."""
+def read_address(head: bytes) -> Request | None:
+    """Return a request with its id and reply address alone, from its first bytes; None if they do not hold them."""
     pos = 0
     try:
         while head[pos : pos + 1] == b"\x00":
@@ -76,13 +77,13 @@ def read_head(head: bytes) -> Request | None:
             if descriptor in (sections.PROPERTIES, "amqp:properties:list"):
                 return read_request(head[:pos])
     except AmqpDecodeError:
-        pass  # this is where it was cut
+        pass  # the bytes end within a section
     return None
 
 
 def write_reply(request: Request, reply: Reply) -> bytes:
-    """The reply's bytes; the status under both names, since Event Hubs reads another than Service Bus."""
-    listed = encode_list([b"\x40"] * sections.CORRELATION_ID + [request.id])
+    """Return the encoded reply, with the status under the names of both Service Bus and Event Hubs."""
+    fields = encode_list([b"\x40"] * sections.CORRELATION_ID + [request.id])
     properties: dict[str, Any] = {
         "statusCode": reply.status,
         "statusDescription": reply.description,
@@ -93,11 +94,11 @@ def write_reply(request: Request, reply: Reply) -> bytes:
     if reply.condition is not None:
         properties["errorCondition"] = Symbol(reply.condition)
         properties["error-condition"] = Symbol(reply.condition)
-    mapped = encode_map([encode(part) for pair in properties.items() for part in pair])
+    entries = encode_map([encode(part) for pair in properties.items() for part in pair])
     return b"".join(
         (
-            sections.section(sections.PROPERTIES, listed),
-            sections.section(sections.APPLICATION_PROPERTIES, mapped),
+            sections.section(sections.PROPERTIES, fields),
+            sections.section(sections.APPLICATION_PROPERTIES, entries),
             sections.section(sections.VALUE, encode(reply.body)),
         )
     )

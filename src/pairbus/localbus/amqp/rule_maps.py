@@ -1,4 +1,4 @@
-"""Rules as `$management` carries them: maps when one is added, described lists when they are listed."""
+"""Rules in `$management` requests: a map when a rule is added, a described list when rules are listed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pairbus.localbus.settings import (
     TrueFilter,
 )
 
-# Descriptors of the described lists in which rules travel.
+# Descriptors of the described lists.
 _RULE, _NO_ACTION, _SQL_ACTION = ULong(0x13700000004), ULong(0x13700000005), ULong(0x13700000006)
 _SQL, _TRUE, _FALSE = ULong(0x1370000006), ULong(0x1370000007), ULong(0x1370000008)
 _CORRELATION = ULong(0x1370000009)
 
 
 def read_rule(name: str, description: dict[Any, Any]) -> RuleSettings:
-    """A rule as `add-rule` carries it: maps of the filter and the action."""
+    """Return the rule of an `add-rule` request; raise AmqpDecodeError if it cannot be read."""
     found = {str(key): value for key, value in description.items()}
     chosen: RuleFilter = TrueFilter()
     if (sql := _map(found, "sql-filter")) is not None:
@@ -56,7 +56,7 @@ def read_rule(name: str, description: dict[Any, Any]) -> RuleSettings:
 
 
 def _map(description: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """A map within a description; what is no map is not taken for a rule without it, which would take everything."""
+    """Return a map within a description; refuse another value: a rule without a filter would match every message."""
     found = description.get(name)
     if found is None:
         return None
@@ -66,6 +66,7 @@ def _map(description: dict[str, Any], name: str) -> dict[str, Any] | None:
 
 
 def _simple(value: Any) -> Any:
+    """Return a property's value for a comparison; refuse lists and maps."""
     found = plain(value)
     if found is not None and kind_of(found) is None:
         raise AmqpDecodeError("a correlation filter compares with simple values only")
@@ -73,7 +74,7 @@ def _simple(value: Any) -> Any:
 
 
 def write_rule(rule: RuleSettings, created_at: float) -> Described:
-    """A rule as `enumerate-rules` returns it."""
+    """Return a rule for the reply to `enumerate-rules`."""
     chosen, filter = rule.filter, Described(_TRUE, [])
     if isinstance(chosen, FalseFilter):
         filter = Described(_FALSE, [])
@@ -94,9 +95,9 @@ def write_rule(rule: RuleSettings, created_at: float) -> Described:
 
 
 def _amqp(value: Any, spelling: tuple[str, str] | None) -> Any:
-    """A value of a rule with its AMQP type; one that has none is text."""
+    """Return a value of a rule with its AMQP type; one without a type becomes text."""
     if spelling is not None and spelling[0] == "long":
         value = Long(value)
     elif isinstance(value, Decimal):
-        value = float(value)  # the value library cannot write decimals
+        value = float(value)  # the codec cannot write decimals
     return decode(encode_plain(value))[0]

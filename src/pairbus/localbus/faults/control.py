@@ -106,7 +106,7 @@ class FaultControl:
             if handler.right is not None and (entity == "*" or covers(entity, handler.path)):
                 error = self._faults.on_attach(handler.path)
                 if error is not None:
-                    handler.refuse(error)
+                    handler.detach(error)
 
     def _recover(self) -> None:
         """Serve the clients again that a fault has left without answers, after its end."""

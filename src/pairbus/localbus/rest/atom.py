@@ -1,4 +1,4 @@
-"""The Atom envelopes of the management REST: entries, feeds, and what is said where nothing is."""
+"""Atom documents of the management REST API: entries, feeds, and the empty feed for a path without an entity."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from .atom_rules import write_rule
-from .descriptions import HUB, QUEUE, SUBSCRIPTION, TOPIC, View, write_settings
-from .ports import Broker, Hub, Queue, Rule, Subscription, Topic
-from .xml_values import XSI, bad, clean, element, parse, quoted, write_time
+from .broker_interface import Broker, Hub, Queue, Rule, Subscription, Topic
+from .descriptions import HUB, QUEUE, SUBSCRIPTION, TOPIC, RequestContext, write_settings
+from .xml_values import XSI, element, escape_attribute, escape_text, invalid_request, parse_xml, write_time
 
 ATOM = "http://www.w3.org/2005/Atom"
 SERVICE_BUS = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
@@ -31,21 +31,21 @@ DESCRIPTIONS = frozenset(
 
 
 def read_description(body: bytes) -> Element:
-    """The description within an entry's content; what surrounds it is the sender's affair."""
-    root = parse(body)
+    """Return the entity's description in an entry; the rest of the entry is ignored."""
+    root = parse_xml(body)
     found = [e for e in root.iter() if e.tag in DESCRIPTIONS] if root.tag == "entry" else []
     if not found:
-        raise bad("The body of the request has no entry with an entity's description.")
+        raise invalid_request("The body of the request has no entry with an entity's description.")
     return found[0]
 
 
-def _describe(tag: str, content: str) -> str:
+def _description(tag: str, content: str) -> str:
     return element(tag, content, f' xmlns="{SERVICE_BUS}" xmlns:i="{XSI}"')
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One entity in its Atom envelope."""
+    """One entity as an Atom entry; times are seconds since 1970."""
 
     path: str
     title: str
@@ -54,89 +54,98 @@ class Entry:
     updated: float
     author: str = ""
 
-    def write(self, view: View, base: str = "") -> str:
-        url = clean(view.url(self.path))
-        author = element("author", element("name", clean(self.author))) if self.author else ""
+    def write(self, context: RequestContext, base: str = "") -> str:
+        """Return the entry's XML; `base` is the URL of the feed that it is part of."""
+        url = escape_text(context.url(self.path))
+        author = element("author", element("name", escape_text(self.author))) if self.author else ""
         return element(
             "entry",
             element("id", url)
-            + element("title", clean(self.title), ' type="text"')
+            + element("title", escape_text(self.title), ' type="text"')
             + element("published", write_time(self.published, whole=True))
             + element("updated", write_time(self.updated, whole=True))
             + author
-            + f'<link rel="self" href="{quoted(view.url(self.path))}"/>'
+            + f'<link rel="self" href="{escape_attribute(context.url(self.path))}"/>'
             + element("content", self.content, ' type="application/xml"'),
-            f' xml:base="{quoted(base)}"' if base else f' xmlns="{ATOM}"',
+            f' xml:base="{escape_attribute(base)}"' if base else f' xmlns="{ATOM}"',
         )
 
 
-def queue_entry(queue: Queue, view: View) -> Entry:
-    name, content = queue.settings.name, write_settings(queue, QUEUE, view)
-    description = _describe("QueueDescription", content)
-    return Entry(name, name, description, queue.created_at, queue.updated_at, view.namespace)
+def queue_entry(queue: Queue, context: RequestContext) -> Entry:
+    """Return a queue's entry."""
+    name = queue.settings.name
+    description = _description("QueueDescription", write_settings(queue, QUEUE, context))
+    return Entry(name, name, description, queue.created_at, queue.updated_at, context.namespace)
 
 
-def topic_entry(topic: Topic, view: View) -> Entry:
-    name, content = topic.settings.name, write_settings(topic, TOPIC, view)
-    description = _describe("TopicDescription", content)
-    return Entry(name, name, description, topic.created_at, topic.updated_at, view.namespace)
+def topic_entry(topic: Topic, context: RequestContext) -> Entry:
+    """Return a topic's entry."""
+    name = topic.settings.name
+    description = _description("TopicDescription", write_settings(topic, TOPIC, context))
+    return Entry(name, name, description, topic.created_at, topic.updated_at, context.namespace)
 
 
-def own_name(subscription: Subscription) -> str:
+def short_name(subscription: Subscription) -> str:
+    """Return a subscription's name without its topic."""
     return subscription.settings.name.rsplit("/", 1)[-1]
 
 
-def subscription_entry(topic: Topic, subscription: Subscription, view: View) -> Entry:
-    """`Subscriptions` and `Rules` are capitals in every id: the JavaScript client cuts names out of it."""
-    name = own_name(subscription)
+def subscription_entry(topic: Topic, subscription: Subscription, context: RequestContext) -> Entry:
+    """Return a subscription's entry.
+
+    `Subscriptions` and `Rules` are capitalized in ids: the JavaScript client looks for them there.
+    """
+    name = short_name(subscription)
     path = f"{topic.settings.name}/Subscriptions/{name}"
-    description = _describe("SubscriptionDescription", write_settings(subscription, SUBSCRIPTION, view))
+    description = _description("SubscriptionDescription", write_settings(subscription, SUBSCRIPTION, context))
     return Entry(path, name, description, subscription.created_at, subscription.updated_at)
 
 
 def rule_entry(topic: Topic, subscription: Subscription, rule: Rule) -> Entry:
+    """Return a rule's entry."""
     name = rule.settings.name
-    path = f"{topic.settings.name}/Subscriptions/{own_name(subscription)}/Rules/{name}"
-    return Entry(path, name, _describe("RuleDescription", write_rule(rule)), rule.created_at, rule.created_at)
+    path = f"{topic.settings.name}/Subscriptions/{short_name(subscription)}/Rules/{name}"
+    return Entry(path, name, _description("RuleDescription", write_rule(rule)), rule.created_at, rule.created_at)
 
 
-def hub_entry(hub: Hub, view: View) -> Entry:
+def hub_entry(hub: Hub, context: RequestContext) -> Entry:
+    """Return an event hub's entry."""
     name = hub.settings.name
-    description = _describe("EventHubDescription", write_settings(hub, HUB, view))
-    return Entry(name, name, description, hub.created_at, hub.created_at, view.namespace)
+    description = _description("EventHubDescription", write_settings(hub, HUB, context))
+    return Entry(name, name, description, hub.created_at, hub.created_at, context.namespace)
 
 
-def namespace_entry(broker: Broker, view: View) -> Entry:
+def namespace_entry(broker: Broker, context: RequestContext) -> Entry:
+    """Return the namespace's own entry."""
     created = write_time(broker.created_at)
     content = (
         element("CreatedTime", created)
         + element("MessagingSKU", "Standard")
         + element("ModifiedTime", created)
-        + element("Name", clean(broker.name))
+        + element("Name", escape_text(broker.name))
         + element("NamespaceType", "Messaging")
     )
-    description = _describe("NamespaceInfo", content)
-    name, since = broker.name, broker.created_at
-    return Entry("$namespaceinfo", name, description, since, since, name)
+    description = _description("NamespaceInfo", content)
+    return Entry("$namespaceinfo", broker.name, description, broker.created_at, broker.created_at, broker.name)
 
 
-def write_feed(title: str, url: str, entries: Iterable[Entry], view: View, following: str = "") -> str:
-    """A page of entries; Python's client takes a second link for the next page, so it must be true."""
-    links = f'<link rel="self" href="{quoted(url)}"/>'
-    links += f'<link rel="next" href="{quoted(following)}"/>' if following else ""
+def write_feed(title: str, url: str, entries: Iterable[Entry], context: RequestContext, following: str = "") -> str:
+    """Return a page of entries; `following` is the URL of the next page, empty for the last one."""
+    links = f'<link rel="self" href="{escape_attribute(url)}"/>'
+    links += f'<link rel="next" href="{escape_attribute(following)}"/>' if following else ""
     return element(
         "feed",
-        element("title", clean(title), ' type="text"')
-        + element("id", clean(url))
+        element("title", escape_text(title), ' type="text"')
+        + element("id", escape_text(url))
         + element("updated", write_time(time.time(), whole=True))
         + links
-        + "".join(entry.write(view, base=url) for entry in entries),
+        + "".join(entry.write(context, base=url) for entry in entries),
         f' xmlns="{ATOM}"',
     )
 
 
-def write_nothing() -> str:
-    """The service's answer to a GET where nothing is: a list of the public services, which has none."""
+def write_empty_feed() -> str:
+    """Return the service's answer to a GET of a path without an entity: an empty list of public services."""
     return element(
         "feed",
         element("title", "Publicly Listed Services", ' type="text"')

@@ -16,8 +16,18 @@ from pairbus.localbus.settings import (
     TrueFilter,
 )
 
-from .ports import Rule
-from .xml_values import bad, child, clean, element, read_typed, text_of, type_of, write_time, write_typed
+from .broker_interface import Rule
+from .xml_values import (
+    child,
+    element,
+    escape_text,
+    invalid_request,
+    read_typed,
+    text_of,
+    type_of,
+    write_time,
+    write_typed,
+)
 
 _CORRELATION = {
     "CorrelationId": "correlation_id",
@@ -29,14 +39,14 @@ _CORRELATION = {
     "ReplyToSessionId": "reply_to_session_id",
     "ContentType": "content_type",
 }
-#: Types of which a value alone does not say all: how wide a number is, and .NET's seventh decimal of a second.
-_LOSSY = frozenset(("int", "long", "dateTime"))
-#: What the service says of every SQL expression: the language level of 2012.
+#: Types whose text is kept beside the value: Python has one width of integer, and six decimals of a second.
+_TYPES_KEPT_AS_TEXT = frozenset(("int", "long", "dateTime"))
+#: The compatibility level that the service reports for every SQL expression.
 _LEVEL = element("CompatibilityLevel", "20")
 
 
 def read_rule(description: Element, name: str = "") -> RuleSettings:
-    """A rule by the name it was addressed by, or by its own; without a filter it takes every message."""
+    """Return a description's rule, under the given name or its own; a rule without a filter matches all messages."""
     own = child(description, "Name")
     name = name or (text_of(own) if own is not None else "") or DEFAULT_RULE
     condition = child(description, "Filter")
@@ -61,7 +71,7 @@ def _read_filter(condition: Element) -> RuleFilter:
             properties, spelling = _read_pairs(child(condition, "Properties"))
             return CorrelationFilter(**texts, properties=properties, spelling=spelling)
         case other:
-            raise bad(f"The filter type '{other}' is not known.")
+            raise invalid_request(f"The filter type '{other}' is not known.")
 
 
 def _read_action(action: Element | None) -> SqlExpression | None:
@@ -71,35 +81,35 @@ def _read_action(action: Element | None) -> SqlExpression | None:
         case "SqlRuleAction" if action is not None:
             return _read_sql(action, "action")
         case other:
-            raise bad(f"The action type '{other}' is not known.")
+            raise invalid_request(f"The action type '{other}' is not known.")
 
 
 def _read_sql(expression: Element, what: str) -> SqlExpression:
     text = child(expression, "SqlExpression")
     if text is None or not text_of(text).strip():
-        raise bad(f"The SqlExpression of the {what} is empty.")
+        raise invalid_request(f"The SqlExpression of the {what} is empty.")
     return SqlExpression(text_of(text), *_read_pairs(child(expression, "Parameters")))
 
 
 def _read_pairs(pairs: Element | None) -> tuple[dict[str, Any], Spelling]:
-    """Values by name, and how those are spelt that would not be written so again."""
+    """Return values by name, and the type and text of those that would be written differently."""
     found: dict[str, Any] = {}
     spelling: Spelling = {}
     for pair in () if pairs is None else pairs.findall("KeyValueOfstringanyType"):
         key, value = child(pair, "Key"), child(pair, "Value")
         if key is None or value is None:
-            raise bad("A property of a rule lacks its Key or its Value.")
+            raise invalid_request("A property of a rule lacks its Key or its Value.")
         try:
             found[text_of(key)] = read_typed(value)
-        except (ValueError, OverflowError) as mistake:
-            raise bad(f"The value of the property '{text_of(key)}' is not valid: {mistake}.") from None
-        if (kind := type_of(value)) in _LOSSY:
+        except (ValueError, OverflowError) as error:
+            raise invalid_request(f"The value of the property '{text_of(key)}' is not valid: {error}.") from None
+        if (kind := type_of(value)) in _TYPES_KEPT_AS_TEXT:
             spelling[text_of(key)] = (kind, text_of(value).strip())
     return found, spelling
 
 
 def write_rule(rule: Rule) -> str:
-    """An action is always written, an empty one too: the Go client does not look before it reads."""
+    """Return a rule's XML, with an empty action if it has none: the Go client expects the element."""
     settings = rule.settings
     action = settings.action
     return (
@@ -110,7 +120,7 @@ def write_rule(rule: Rule) -> str:
             else element("Action", _write_sql(action), ' i:type="SqlRuleAction"')
         )
         + element("CreatedAt", write_time(rule.created_at))
-        + element("Name", clean(settings.name))
+        + element("Name", escape_text(settings.name))
     )
 
 
@@ -124,7 +134,7 @@ def _write_filter(condition: RuleFilter) -> str:
             return element("Filter", _write_sql(condition), ' i:type="SqlFilter"')
         case CorrelationFilter():
             texts = ((tag, getattr(condition, field)) for tag, field in _CORRELATION.items())
-            content = "".join(f"<{tag}>{clean(text)}</{tag}>" for tag, text in texts if text is not None)
+            content = "".join(f"<{tag}>{escape_text(text)}</{tag}>" for tag, text in texts if text is not None)
             if condition.properties:
                 content += element("Properties", _write_pairs(condition.properties, condition.spelling))
             return element("Filter", content, ' i:type="CorrelationFilter"')
@@ -132,11 +142,11 @@ def _write_filter(condition: RuleFilter) -> str:
 
 def _write_sql(expression: SqlExpression) -> str:
     parameters = element("Parameters", _write_pairs(expression.parameters, expression.spelling))
-    return element("SqlExpression", clean(expression.text)) + _LEVEL + parameters
+    return element("SqlExpression", escape_text(expression.text)) + _LEVEL + parameters
 
 
 def _write_pairs(pairs: dict[str, Any], spelling: Spelling) -> str:
     return "".join(
-        element("KeyValueOfstringanyType", element("Key", clean(key)) + write_typed(value, spelling.get(key)))
+        element("KeyValueOfstringanyType", element("Key", escape_text(key)) + write_typed(value, spelling.get(key)))
         for key, value in pairs.items()
     )

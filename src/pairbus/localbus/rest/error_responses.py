@@ -1,4 +1,4 @@
-"""The management REST's errors in the service's own words, so that clients and people read what they know."""
+"""Errors of the management REST API in the service's own words, which clients and users know."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from datetime import datetime, timezone
 from pairbus.localbus.addresses import EntityPath
 from pairbus.localbus.bus_errors import UNAUTHORIZED, BusError
 
-from .http import Response, refusal
+from .http import Response, error_response
 
 _MORE = "To know more visit https://aka.ms/sbResourceMgrExceptions."
 _CONFLICT = "Conflict. You're requesting an operation that isn't allowed in the resource's current state."
 
 
-def refused(error: BusError, method: str, path: str, host: str, namespace: str) -> Response:
-    """A BusError as the service would have answered it at this path; only its text is dressed up."""
+def service_error(error: BusError, method: str, path: str, host: str, namespace: str) -> Response:
+    """Return a BusError as the service's response for this method and path."""
     now = datetime.fromtimestamp(time.time(), timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
-    place = EntityPath.of(path)
+    entity_path = EntityPath.of(path)
     if error.condition == UNAUTHORIZED:
-        detail = _claims(method, place, f"sb://{host}/{path}")
+        detail = _missing_claim(method, entity_path, f"sb://{host}/{path}")
     else:
-        detail = _detail(error, method, place, namespace)
-    return refusal(
+        detail = _detail(error, method, entity_path, namespace)
+    return error_response(
         error.status,
         f"{detail} TrackingId:{uuid.uuid4()}_G0, SystemTracker:{host}:{path}, Timestamp:{now}",
     )
 
 
-def _claims(method: str, place: EntityPath, endpoint: str) -> str:
-    """What a good token's key must not do here."""
-    if place.subscription or place.listing:
-        kind = "Rule" if place.rule or place.listing == "Rules" else "Subscription"
+def _missing_claim(method: str, entity_path: EntityPath, endpoint: str) -> str:
+    """Return the service's text for a valid token without the necessary claim."""
+    if entity_path.subscription or entity_path.listing:
+        kind = "Rule" if entity_path.rule or entity_path.listing == "Rules" else "Subscription"
         verb = {"PUT": "CreateOrUpdate", "DELETE": "Delete"}.get(method, "Get")
-        operation = f"Enumerate{place.listing}" if place.listing and method == "GET" else verb + kind
+        operation = f"Enumerate{entity_path.listing}" if entity_path.listing and method == "GET" else verb + kind
         return f"401 SubCode=40100: Unauthorized : Unauthorized access for '{operation}' operation on '{endpoint}'."
     if method == "GET":
         return "Manage,EntityRead claims required for this operation."
@@ -42,21 +42,22 @@ def _claims(method: str, place: EntityPath, endpoint: str) -> str:
     return f"Authorization failed for specified action: Manage,{claim}."
 
 
-def _detail(error: BusError, method: str, place: EntityPath, namespace: str) -> str:
-    below_topic = bool(place.subscription or place.listing)
+def _detail(error: BusError, method: str, entity_path: EntityPath, namespace: str) -> str:
+    """Return the service's text for an error other than a missing claim."""
+    below_topic = bool(entity_path.subscription or entity_path.listing)
     text = error.description.rstrip()
     text = text if text.endswith((".", "!", "?")) else text + "."
-    if place.entity.startswith("$"):  # no entity, so no words of the service's
+    if entity_path.entity.startswith("$"):  # a node of localbus: the service has no text for it
         return text
     match error.status, below_topic, method:
         case 404, True, _:
-            return f"Entity '{place.full_name(namespace)}' was not found. {_MORE} "
+            return f"Entity '{entity_path.full_name(namespace)}' was not found. {_MORE} "
         case 404, False, "DELETE":
             return "No service is hosted at the specified address."
         case 404, False, "PUT":
             return f"SubCode=40400. Not Found. The Operation doesn't exist. {_MORE} ."
         case 409, True, _:
-            return f"The messaging entity '{place.full_name(namespace)}' already exists. {_MORE} "
+            return f"The messaging entity '{entity_path.full_name(namespace)}' already exists. {_MORE} "
         case 409, False, _:
             return f"SubCode=40900. {_CONFLICT} {_MORE} ."
         case 400, _, _:

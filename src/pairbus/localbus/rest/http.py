@@ -1,8 +1,8 @@
-"""HTTP/1.1 for the management port: one protocol object per connection, bytes in, one answer per request out.
+"""HTTP/1.1 for the management API: one protocol object per connection.
 
-The state machine of HTTP is h11's; this module adds what a server owes its neighbours: bounded headers and
-bodies, time limits for clients that stall, one request at a time and answers in order, reading that pauses
-while a request is worked on, and an answer to every mistake that still allows one.
+h11 has the state machine of HTTP. This module adds limits on headers and bodies, time limits for clients that stall,
+one request at a time with responses in order, no reading while a request is handled, and an error response to every
+invalid request that HTTP still allows one for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import h11
 
 logger = logging.getLogger("pairbus.localbus.http")
 
-#: The service's management requests are a few kilobytes; what is larger is a mistake or an attack.
+#: Management requests have a few kilobytes.
 MAX_BODY_BYTES = 1024 * 1024
 MAX_HEADER_BYTES = 64 * 1024
 _MAX_QUERY_FIELDS = 64
@@ -32,7 +32,7 @@ XML = "application/xml; charset=utf-8"
 
 @dataclass(frozen=True)
 class Request:
-    """A complete request: `path` decoded, without its slash; `query` and `headers` with lower-case keys."""
+    """A complete request: `path` is decoded, without its first slash; `query` and `headers` have lower-case keys."""
 
     method: str
     path: str
@@ -44,7 +44,7 @@ class Request:
 
 @dataclass
 class Response:
-    """What is sent back; length, date and connection handling are added by the protocol."""
+    """The response to a request, without the headers that the protocol adds (length, date, connection)."""
 
     status: int
     body: bytes = b""
@@ -53,18 +53,18 @@ class Response:
 
 
 Handler = Callable[[Request], Awaitable[Response]]
-#: The protocol in which a client goes on, None if it stays with HTTP; ValueError if it asks for another wrongly.
+#: Returns the protocol that a request switches to, None for plain HTTP; raises ValueError for an invalid upgrade.
 Upgrade = Callable[[Request], asyncio.Protocol | None]
 
 
-def refusal(status: int, detail: str) -> Response:
-    """An error as the service writes it."""
+def error_response(status: int, detail: str) -> Response:
+    """Return an error as the service writes it."""
     body = f"<Error><Code>{status}</Code><Detail>{escape(detail)}</Detail></Error>"
     return Response(status, body.encode(), {"Content-Type": XML})
 
 
 def read_target(target: str) -> tuple[str, dict[str, str]]:
-    """The decoded path and the query of a request target; ValueError if its escapes are not UTF-8."""
+    """Return the decoded path and the query of a request target; raise ValueError if its escapes are not UTF-8."""
     rest = target.partition("#")[0]
     if rest.lower().startswith(("http://", "https://")):
         rest = "/" + rest.partition("//")[2].partition("/")[2]
@@ -92,12 +92,19 @@ def _assemble(event: h11.Request, body: bytes) -> Request:
 
 
 class HttpProtocol(asyncio.Protocol):
-    """One connection: requests are answered one after another, in order; nothing is raised to the event loop.
+    """One connection: requests are handled one after another; no exception reaches the event loop.
 
-    A client may take `idle_timeout` seconds between requests (and to read an answer) and `request_timeout`
-    for all of one request. After a refusal in mid-request the rest of the client's bytes is thrown away
-    for `linger` seconds, so that the answer is read and not destroyed by a reset. A request that reached
-    its handler is finished even if its client goes away.
+    A request whose handler has begun is finished even if its client disconnects.
+
+    Parameters
+    ----------
+    idle_timeout
+        Seconds that a client may take between requests, and to read a response.
+    request_timeout
+        Seconds that a client may take to send a whole request.
+    linger
+        Seconds for which the rest of a refused request is read and discarded: closing the socket at once would reset
+        it, and the client would lose the response.
     """
 
     def __init__(
@@ -118,20 +125,20 @@ class HttpProtocol(asyncio.Protocol):
         self._max_body = max_body
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
         self._transport: asyncio.Transport | None = None
-        self._event: h11.Request | None = None
+        self._head: h11.Request | None = None
         self._body = bytearray()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._waiting_for = ""
+        self._timer_reason = ""
         self._writable = True
         self._reading = True
         self._done = False
 
-    # asyncio's side
+    # asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._wait("next request", self._idle_timeout, self._close)
+        self._set_timer("next request", self._idle_timeout, self._close)
 
     def data_received(self, data: bytes) -> None:
         if self._done or self._transport is None:
@@ -140,39 +147,39 @@ class HttpProtocol(asyncio.Protocol):
             self._http.receive_data(data)
             self._advance()
         except Exception:
-            self._give_up()
+            self._abort_after_error()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._done = True
-        self._stop_waiting()
+        self._cancel_timer()
 
     def pause_writing(self) -> None:
         self._writable = False
-        self._wait("answer read", self._idle_timeout, self._abort)
+        self._set_timer("answer read", self._idle_timeout, self._abort)
 
     def resume_writing(self) -> None:
         self._writable = True
-        self._stop_waiting()
+        self._cancel_timer()
         try:
             self._advance()
         except Exception:
-            self._give_up()
+            self._abort_after_error()
 
-    # the conversation
+    # requests and responses
 
     def _advance(self) -> None:
         while self._task is None and self._writable and not self._done:
             try:
                 event = self._http.next_event()
-            except h11.RemoteProtocolError as mistake:
-                self._refuse(mistake.error_status_hint, f"Bad Request. {mistake}.")
+            except h11.RemoteProtocolError as error:
+                self._refuse(error.error_status_hint, f"Bad Request. {error}.")
                 return
             if event is h11.NEED_DATA:
-                self._ask_for_more()
+                self._wait_for_more()
                 return
             if isinstance(event, h11.Request):
-                self._event = event
+                self._head = event
                 self._body.clear()
                 if event.http_version not in (b"1.0", b"1.1"):
                     self._refuse(505, "This server speaks HTTP 1.0 and 1.1.")
@@ -185,30 +192,30 @@ class HttpProtocol(asyncio.Protocol):
                 if len(self._body) > self._max_body:
                     self._refuse(413, f"The request body is larger than {self._max_body} bytes.")
             elif isinstance(event, h11.EndOfMessage):
-                self._start()
-            else:  # the client is gone, or wants a protocol that is not spoken here
+                self._begin_request()
+            else:  # the client has closed the connection, or wants a protocol that is not supported
                 self._close()
                 return
 
-    def _ask_for_more(self) -> None:
+    def _wait_for_more(self) -> None:
         if self._http.they_are_waiting_for_100_continue:
             go_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
             self._write(self._http.send(go_on))
-        if self._event is None and not self._http.trailing_data[0]:
-            self._wait("next request", self._idle_timeout, self._close)
-        elif self._waiting_for != "rest of request":  # one deadline for the whole, however slowly it drips
-            self._wait("rest of request", self._request_timeout, self._too_slow)
+        if self._head is None and not self._http.trailing_data[0]:
+            self._set_timer("next request", self._idle_timeout, self._close)
+        elif self._timer_reason != "rest of request":  # one deadline for the whole request
+            self._set_timer("rest of request", self._request_timeout, self._on_request_timeout)
 
-    def _start(self) -> None:
-        event, self._event = self._event, None
+    def _begin_request(self) -> None:
+        event, self._head = self._head, None
         if event is None:
             return
-        self._stop_waiting()
+        self._cancel_timer()
         try:
             request = _assemble(event, bytes(self._body))
             successor = self._upgrade(request)
-        except ValueError as mistake:
-            self._refuse(400, f"Bad Request. {mistake}.")
+        except ValueError as error:
+            self._refuse(400, f"Bad Request. {error}.")
             return
         finally:
             self._body.clear()
@@ -216,10 +223,10 @@ class HttpProtocol(asyncio.Protocol):
             self._hand_over(successor)
             return
         self._set_reading(False)
-        self._task = asyncio.get_running_loop().create_task(self._answer(request))
+        self._task = asyncio.get_running_loop().create_task(self._handle_request(request))
 
     def _hand_over(self, successor: asyncio.Protocol) -> None:
-        """The client goes on in another protocol, which gets what has come of it already."""
+        """Switch to another protocol, and give it the bytes that were received for it."""
         transport, self._transport = self._transport, None
         self._done = True
         if transport is None:
@@ -229,13 +236,18 @@ class HttpProtocol(asyncio.Protocol):
         if early := self._http.trailing_data[0]:
             successor.data_received(early)
 
-    async def _answer(self, request: Request) -> None:
+    async def _handle_request(self, request: Request) -> None:
         try:
             response = await self._handle(request)
         except Exception:
-            incident = uuid.uuid4().hex
-            logger.exception("incident %s: %s %s failed", incident, request.method, request.path)
-            response = refusal(500, f"The server was unable to process the request. TrackingId:{incident}")
+            tracking_id = uuid.uuid4().hex
+            logger.exception(
+                "management request %s %s failed with an internal error; its TrackingId is %s",
+                request.method,
+                request.path,
+                tracking_id,
+            )
+            response = error_response(500, f"The server was unable to process the request. TrackingId:{tracking_id}")
         finally:
             self._task = None
         if self._done or self._transport is None:
@@ -249,7 +261,7 @@ class HttpProtocol(asyncio.Protocol):
             self._set_reading(True)
             self._advance()
         except Exception:
-            self._give_up()
+            self._abort_after_error()
 
     def _respond(self, response: Response, *, bodiless: bool = False, last: bool = False) -> None:
         headers = {"Content-Type": XML} if response.body else {}
@@ -266,22 +278,22 @@ class HttpProtocol(asyncio.Protocol):
         self._write(b"".join(part for part in parts if part))
 
     def _refuse(self, status: int, detail: str) -> None:
-        """Answer if HTTP still allows one, then listen no more."""
-        self._event = None
+        """Send an error response if HTTP still allows one; handle no more requests."""
+        self._head = None
         self._body.clear()
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._respond(refusal(status, detail), last=True)
+            self._respond(error_response(status, detail), last=True)
         self._done = True
         self._set_reading(True)
-        self._wait("end of client", self._linger, self._close)
+        self._set_timer("end of client", self._linger, self._close)
 
-    def _too_slow(self) -> None:
+    def _on_request_timeout(self) -> None:
         try:
             self._refuse(408, "The request was not complete in time.")
         except Exception:
-            self._give_up()
+            self._abort_after_error()
 
-    # the transport
+    # socket and timer
 
     def _write(self, data: bytes | None) -> None:
         if data and self._transport is not None:
@@ -296,31 +308,31 @@ class HttpProtocol(asyncio.Protocol):
         else:
             self._transport.pause_reading()
 
-    def _wait(self, reason: str, seconds: float, then: Callable[[], None]) -> None:
-        self._stop_waiting()
-        self._waiting_for = reason
+    def _set_timer(self, reason: str, seconds: float, then: Callable[[], None]) -> None:
+        self._cancel_timer()
+        self._timer_reason = reason
         self._timer = asyncio.get_running_loop().call_later(seconds, then)
 
-    def _stop_waiting(self) -> None:
-        self._waiting_for = ""
+    def _cancel_timer(self) -> None:
+        self._timer_reason = ""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _close(self) -> None:
-        """Send what is left, then close; a client that does not read is cut off in the end."""
+        """Close the socket after the buffered output; abort it if the client does not read in time."""
         self._done = True
         if self._transport is not None:
             self._transport.close()
-            self._wait("last bytes", self._request_timeout, self._abort)
+            self._set_timer("last bytes", self._request_timeout, self._abort)
 
     def _abort(self) -> None:
         self._done = True
         if self._transport is not None:
             self._transport.abort()
 
-    def _give_up(self) -> None:
-        logger.exception("a management connection was dropped")
+    def _abort_after_error(self) -> None:
+        logger.exception("a management connection failed in the HTTP protocol; it is dropped")
         self._abort()
 
 

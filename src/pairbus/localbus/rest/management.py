@@ -1,7 +1,7 @@
-"""The management REST: which request asks what of the broker, and what is answered.
+"""The management REST API: requests are routed to the broker, and its entities are returned as Atom documents.
 
-Every mutation is committed before it is answered. Errors are BusErrors from wherever they were noticed; this
-module gives them the service's words. It knows no sockets: requests come from `http`, entities from `ports`.
+A change is committed before the response. Every BusError becomes a response in the service's words. The module has no
+sockets: requests come from `http`, entities from `broker_interface`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from pairbus.localbus.settings import HubSettings, QueueSettings, TopicSettings,
 
 from . import atom
 from .atom_rules import read_rule
-from .descriptions import HUB, QUEUE, SUBSCRIPTION, TOPIC, View, read_settings
-from .error_responses import refused
+from .broker_interface import Broker, Rule, Subscription
+from .descriptions import HUB, QUEUE, SUBSCRIPTION, TOPIC, RequestContext, read_settings
+from .error_responses import service_error
 from .http import Handler, Request, Response
-from .ports import Broker, Rule, Subscription
-from .xml_values import bad, child, read_integer
+from .xml_values import child, invalid_request, read_integer
 
 MANAGE = "Manage"
-PAGE = 100
-MAX_PAGE = 1000
+_DEFAULT_PAGE = 100
+_MAX_PAGE = 1000
 
 Authorize = Callable[[str | None, str, str], None]
 Commit = Callable[[], Awaitable[None]]
 
-#: What an update may repeat but not change, by field; an update that is silent about them keeps them.
-_FIXED = {
+#: Fields that an update may repeat but not change, and their names in errors.
+_IMMUTABLE = {
     "requires_session": "RequiresSession",
     "requires_duplicate_detection": "RequiresDuplicateDetection",
     "enable_partitioning": "EnablePartitioning",
@@ -40,7 +40,17 @@ _FIXED = {
 
 
 class Management:
-    """Answers management requests; a BusError becomes a refusal, other exceptions are the caller's affair."""
+    """Handles management requests.
+
+    Parameters
+    ----------
+    authorize
+        Called with the Authorization header, the path and the claim; raises a BusError.
+    commit
+        Returns when the changes are durable.
+    extra
+        Path prefix -> handler of further requests, which are authorized in the same way.
+    """
 
     def __init__(
         self,
@@ -55,226 +65,232 @@ class Management:
         self._extra = {prefix.strip("/").lower(): handler for prefix, handler in (extra or {}).items()}
 
     async def handle(self, request: Request) -> Response:
+        """Return the response to a request; exceptions other than BusError are raised."""
         host = request.headers.get("host") or self._broker.name
-        view = View(self._broker.name, host, request.query.get("api-version", ""))
+        context = RequestContext(self._broker.name, host, request.query.get("api-version", ""))
         path = request.path.strip("/")
         try:
             self._authorize(request.headers.get("authorization"), path, MANAGE)
-            return await self._route(request, path, view)
+            return await self._route(request, path, context)
         except BusError as error:
-            if error.condition == UNAUTHORIZED and request.method == "GET" and self._is_nowhere(EntityPath.of(path)):
-                return _nothing()  # any key may hear that there is nothing
-            return refused(error, request.method, path, host, self._broker.name)
+            if error.condition == UNAUTHORIZED and request.method == "GET" and self._has_no_entity(EntityPath.of(path)):
+                return _empty_feed()  # the service shows this with any key
+            return service_error(error, request.method, path, host, self._broker.name)
 
-    async def _route(self, request: Request, path: str, view: View) -> Response:
+    async def _route(self, request: Request, path: str, context: RequestContext) -> Response:
         lower = path.lower()
         for prefix, handler in self._extra.items():
             if lower == prefix or lower.startswith(prefix + "/"):
                 return await handler(request)
         if request.method not in ("GET", "PUT", "DELETE"):
             raise BusError(NOT_ALLOWED, f"The method {request.method} is not supported here.", status=405)
-        place = EntityPath.of(path)
+        entity_path = EntityPath.of(path)
         if request.method == "PUT":
-            return await self._put(request, place, view)
+            return await self._put(request, entity_path, context)
         if request.method == "DELETE":
-            await self._delete(place)
+            await self._delete(entity_path)
             return Response(200)
         if lower == "$namespaceinfo":
-            return _entry(atom.namespace_entry(self._broker, view), view)
+            return _entry(atom.namespace_entry(self._broker, context), context)
         if lower.startswith("$resources/"):
-            return self._list_entities(lower.removeprefix("$resources/"), request, view)
-        if place.listing:
-            return self._list_below(place, request, view)
-        return self._get(place, view)
+            return self._list_entities(lower.removeprefix("$resources/"), request, context)
+        if entity_path.listing:
+            return self._list_below(entity_path, request, context)
+        return self._get(entity_path, context)
 
     # GET
 
-    def _is_nowhere(self, place: EntityPath) -> bool:
-        broker, path = self._broker, place.entity
-        below = place.subscription or place.listing or path.startswith("$")
+    def _has_no_entity(self, entity_path: EntityPath) -> bool:
+        broker, path = self._broker, entity_path.entity
+        below = entity_path.subscription or entity_path.listing or path.startswith("$")
         return not below and broker.queue(path) is None and broker.topic(path) is None and broker.hub(path) is None
 
-    def _get(self, place: EntityPath, view: View) -> Response:
-        """Where no entity is, the service shows an empty list; below a topic it says 404."""
-        if place.subscription:
-            topic = self._broker.topic(place.entity)
+    def _get(self, entity_path: EntityPath, context: RequestContext) -> Response:
+        """Return an entity's entry; the service has an empty feed for a missing entity, and 404 below a topic."""
+        if entity_path.subscription:
+            topic = self._broker.topic(entity_path.entity)
             if topic is None:
-                return _nothing()
-            subscription = self._subscription(place)
-            if not place.rule:
-                return _entry(atom.subscription_entry(topic, subscription, view), view)
-            rule = _rule(subscription, place.rule)
+                return _empty_feed()
+            subscription = self._subscription(entity_path)
+            if not entity_path.rule:
+                return _entry(atom.subscription_entry(topic, subscription, context), context)
+            rule = _rule(subscription, entity_path.rule)
             if rule is None:
-                raise not_found(place.rule)
-            return _entry(atom.rule_entry(topic, subscription, rule), view)
-        return self._entity(place.entity, view) or _nothing()
+                raise not_found(entity_path.rule)
+            return _entry(atom.rule_entry(topic, subscription, rule), context)
+        return self._entity(entity_path.entity, context) or _empty_feed()
 
-    def _entity(self, path: str, view: View) -> Response | None:
+    def _entity(self, path: str, context: RequestContext) -> Response | None:
         if (queue := self._broker.queue(path)) is not None:
-            return _entry(atom.queue_entry(queue, view), view)
+            return _entry(atom.queue_entry(queue, context), context)
         if (topic := self._broker.topic(path)) is not None:
-            return _entry(atom.topic_entry(topic, view), view)
+            return _entry(atom.topic_entry(topic, context), context)
         if (hub := self._broker.hub(path)) is not None:
-            return _entry(atom.hub_entry(hub, view), view)
+            return _entry(atom.hub_entry(hub, context), context)
         return None
 
-    def _list_entities(self, kind: str, request: Request, view: View) -> Response:
+    def _list_entities(self, kind: str, request: Request, context: RequestContext) -> Response:
         match kind:
             case "queues":
-                return _page("Queues", self._broker.queues(), lambda q: atom.queue_entry(q, view), request, view)
+                return _page("Queues", self._broker.queues(), lambda q: atom.queue_entry(q, context), request, context)
             case "topics":
-                return _page("Topics", self._broker.topics(), lambda t: atom.topic_entry(t, view), request, view)
+                return _page("Topics", self._broker.topics(), lambda t: atom.topic_entry(t, context), request, context)
             case "eventhubs":
-                return _page("EventHubs", self._broker.hubs(), lambda h: atom.hub_entry(h, view), request, view)
-        return _nothing()
+                return _page("EventHubs", self._broker.hubs(), lambda h: atom.hub_entry(h, context), request, context)
+        return _empty_feed()
 
-    def _list_below(self, place: EntityPath, request: Request, view: View) -> Response:
-        topic = self._broker.topic(place.entity)
+    def _list_below(self, entity_path: EntityPath, request: Request, context: RequestContext) -> Response:
+        topic = self._broker.topic(entity_path.entity)
         if topic is None:
-            return _nothing()
-        if place.listing == "Subscriptions":
+            return _empty_feed()
+        if entity_path.listing == "Subscriptions":
             found = _by_name(topic.subscriptions)
-            return _page(place.listing, found, lambda s: atom.subscription_entry(topic, s, view), request, view)
-        subscription = self._subscription(place)
+            return _page(
+                entity_path.listing, found, lambda s: atom.subscription_entry(topic, s, context), request, context
+            )
+        subscription = self._subscription(entity_path)
         rules = _by_name(subscription.rules)
-        return _page(place.listing, rules, lambda r: atom.rule_entry(topic, subscription, r), request, view)
+        return _page(entity_path.listing, rules, lambda r: atom.rule_entry(topic, subscription, r), request, context)
 
-    def _subscription(self, place: EntityPath) -> Subscription:
-        found = self._broker.subscription(place.entity, place.subscription)
+    def _subscription(self, entity_path: EntityPath) -> Subscription:
+        found = self._broker.subscription(entity_path.entity, entity_path.subscription)
         if found is None:
-            raise not_found(f"{place.entity}/Subscriptions/{place.subscription}")
+            raise not_found(f"{entity_path.entity}/Subscriptions/{entity_path.subscription}")
         return found
 
     # PUT
 
-    async def _put(self, request: Request, place: EntityPath, view: View) -> Response:
-        """Create, or with If-Match replace: what an update leaves out goes back to its default."""
+    async def _put(self, request: Request, entity_path: EntityPath, context: RequestContext) -> Response:
+        """Create an entity, or with If-Match update it: settings that are left out get their defaults."""
         description = atom.read_description(request.body)
         update = "if-match" in request.headers
         match description.tag:
-            case "RuleDescription" if place.rule or place.listing == "Rules":
-                entry = self._put_rule(description, place, update)
-            case "SubscriptionDescription" if place.subscription and not place.rule:
-                entry = self._put_subscription(description, place, update, view)
-            case "QueueDescription" if not place.subscription and not place.listing:
-                entry = self._put_queue(description, place.entity, update, view)
-            case "TopicDescription" if not place.subscription and not place.listing:
-                entry = self._put_topic(description, place.entity, update, view)
-            case "EventHubDescription" if not place.subscription and not place.listing:
-                entry = self._put_hub(description, place.entity, update, view)
+            case "RuleDescription" if entity_path.rule or entity_path.listing == "Rules":
+                entry = self._put_rule(description, entity_path, update)
+            case "SubscriptionDescription" if entity_path.subscription and not entity_path.rule:
+                entry = self._put_subscription(description, entity_path, update, context)
+            case "QueueDescription" if not entity_path.subscription and not entity_path.listing:
+                entry = self._put_queue(description, entity_path.entity, update, context)
+            case "TopicDescription" if not entity_path.subscription and not entity_path.listing:
+                entry = self._put_topic(description, entity_path.entity, update, context)
+            case "EventHubDescription" if not entity_path.subscription and not entity_path.listing:
+                entry = self._put_hub(description, entity_path.entity, update, context)
             case other:
-                raise bad(f"A {other} cannot be put at '{request.path}'.")
+                raise invalid_request(f"A {other} cannot be put at '{request.path}'.")
         await self._commit()
-        return _entry(entry, view, status=200 if update else 201)
+        return _entry(entry, context, status=200 if update else 201)
 
-    def _put_queue(self, description: Element, path: str, update: bool, view: View) -> atom.Entry:
-        given = read_settings(description, QUEUE, view)
+    def _put_queue(self, description: Element, path: str, update: bool, context: RequestContext) -> atom.Entry:
+        given = read_settings(description, QUEUE, context)
         if update:
             current = self._broker.queue(path)
             if current is None:
                 raise not_found(path)
-            settings = QueueSettings(current.settings.name, **_replacing(current.settings, given, "Queue"))
+            settings = QueueSettings(current.settings.name, **_updated_fields(current.settings, given, "Queue"))
             self._check_forwards(settings)
             self._broker.update_queue(settings)
         else:
-            settings = QueueSettings(path, **_partitioned(given))
+            settings = QueueSettings(path, **_created_fields(given))
             self._check_forwards(settings)
-            self._check_free(path)
+            self._check_name_is_free(path)
             self._broker.create_queue(settings)
-        return atom.queue_entry(_found(self._broker.queue(path), path), view)
+        return atom.queue_entry(_required(self._broker.queue(path), path), context)
 
-    def _put_topic(self, description: Element, path: str, update: bool, view: View) -> atom.Entry:
-        given = read_settings(description, TOPIC, view)
+    def _put_topic(self, description: Element, path: str, update: bool, context: RequestContext) -> atom.Entry:
+        given = read_settings(description, TOPIC, context)
         if update:
             current = self._broker.topic(path)
             if current is None:
                 raise not_found(path)
-            settings = TopicSettings(current.settings.name, **_replacing(current.settings, given, "Topic"))
+            settings = TopicSettings(current.settings.name, **_updated_fields(current.settings, given, "Topic"))
             self._broker.update_topic(settings)
         else:
-            settings = TopicSettings(path, **_partitioned(given))
-            self._check_free(path)
+            settings = TopicSettings(path, **_created_fields(given))
+            self._check_name_is_free(path)
             self._broker.create_topic(settings)
-        return atom.topic_entry(_found(self._broker.topic(path), path), view)
+        return atom.topic_entry(_required(self._broker.topic(path), path), context)
 
-    def _put_hub(self, description: Element, path: str, update: bool, view: View) -> atom.Entry:
-        given = read_settings(description, HUB, view)
+    def _put_hub(self, description: Element, path: str, update: bool, context: RequestContext) -> atom.Entry:
+        given = read_settings(description, HUB, context)
         if update:
             current = self._broker.hub(path)
             if current is None:
                 raise not_found(path)
-            HubSettings(path, **_replacing(current.settings, given, "EventHub"))  # nothing of it can change
+            # A hub has no setting that can be changed: this only checks the request.
+            HubSettings(path, **_updated_fields(current.settings, given, "EventHub"))
         else:
             settings = HubSettings(path, **given)
-            self._check_free(path)
+            self._check_name_is_free(path)
             self._broker.create_hub(settings)
-        return atom.hub_entry(_found(self._broker.hub(path), path), view)
+        return atom.hub_entry(_required(self._broker.hub(path), path), context)
 
-    def _put_subscription(self, description: Element, place: EntityPath, update: bool, view: View) -> atom.Entry:
-        given = read_settings(description, SUBSCRIPTION, view)
-        topic = _found(self._broker.topic(place.entity), place.entity)
+    def _put_subscription(
+        self, description: Element, entity_path: EntityPath, update: bool, context: RequestContext
+    ) -> atom.Entry:
+        given = read_settings(description, SUBSCRIPTION, context)
+        topic = _required(self._broker.topic(entity_path.entity), entity_path.entity)
         if update:
-            current = self._subscription(place)
-            fields = _replacing(current.settings, given, "Subscription")
-            settings = QueueSettings(atom.own_name(current), **fields)
+            current = self._subscription(entity_path)
+            fields = _updated_fields(current.settings, given, "Subscription")
+            settings = QueueSettings(atom.short_name(current), **fields)
             self._check_forwards(settings)
             self._broker.update_subscription(topic.settings.name, settings)
         else:
-            check_subscription_name(place.subscription)
-            settings = QueueSettings(place.subscription, **given)
+            check_subscription_name(entity_path.subscription)
+            settings = QueueSettings(entity_path.subscription, **given)
             self._check_forwards(settings)
-            if self._broker.subscription(place.entity, place.subscription) is not None:
-                raise BusError(ENTITY_EXISTS, f"The subscription '{place.subscription}' already exists.")
+            if self._broker.subscription(entity_path.entity, entity_path.subscription) is not None:
+                raise BusError(ENTITY_EXISTS, f"The subscription '{entity_path.subscription}' already exists.")
             rule = child(description, "DefaultRuleDescription")
             first = None if rule is None else read_rule(rule)
             self._broker.create_subscription(topic.settings.name, settings, first)
-        return atom.subscription_entry(topic, self._subscription(place), view)
+        return atom.subscription_entry(topic, self._subscription(entity_path), context)
 
-    def _put_rule(self, description: Element, place: EntityPath, update: bool) -> atom.Entry:
-        """A rule put at the list itself is named by its description: Go's client sends the default so."""
-        if update and not place.rule:
-            raise bad("The name of the rule to update is missing.")
-        settings = read_rule(description, place.rule)
-        topic = _found(self._broker.topic(place.entity), place.entity)
-        subscription = self._subscription(place)
+    def _put_rule(self, description: Element, entity_path: EntityPath, update: bool) -> atom.Entry:
+        """Create or update a rule; Go's client puts the default rule at the list, named by its description."""
+        if update and not entity_path.rule:
+            raise invalid_request("The name of the rule to update is missing.")
+        settings = read_rule(description, entity_path.rule)
+        topic = _required(self._broker.topic(entity_path.entity), entity_path.entity)
+        subscription = self._subscription(entity_path)
         current = _rule(subscription, settings.name)
         if update:
             if current is None:
                 raise not_found(settings.name)
             settings = settings.changed(name=current.settings.name)
-            self._broker.update_rule(topic.settings.name, atom.own_name(subscription), settings)
+            self._broker.update_rule(topic.settings.name, atom.short_name(subscription), settings)
         else:
             if current is not None:
                 raise BusError(ENTITY_EXISTS, f"The rule '{settings.name}' already exists.")
-            self._broker.create_rule(topic.settings.name, atom.own_name(subscription), settings)
-        rule = _found(_rule(self._subscription(place), settings.name), settings.name)
+            self._broker.create_rule(topic.settings.name, atom.short_name(subscription), settings)
+        rule = _required(_rule(self._subscription(entity_path), settings.name), settings.name)
         return atom.rule_entry(topic, subscription, rule)
 
-    def _check_free(self, path: str) -> None:
-        """Queues, topics and hubs share one space of names."""
+    def _check_name_is_free(self, path: str) -> None:
+        """Refuse the name of an existing queue, topic or hub: they share one space of names."""
         check_path(path)
         broker = self._broker
         if not (broker.queue(path) is None and broker.topic(path) is None and broker.hub(path) is None):
             raise BusError(ENTITY_EXISTS, f"The messaging entity '{path}' already exists.")
 
     def _check_forwards(self, settings: QueueSettings) -> None:
-        """A destination must exist first; to itself the service lets an entity forward."""
+        """Refuse a forwarding destination that does not exist; the service allows the entity itself."""
         for target in filter(None, (settings.forward_to, settings.forward_dead_lettered_messages_to)):
             if self._broker.queue(target) is None and self._broker.topic(target) is None:
-                raise bad("SubCode=40400. The auto forwarding destination entity does not exist.")
+                raise invalid_request("SubCode=40400. The auto forwarding destination entity does not exist.")
 
     # DELETE
 
-    async def _delete(self, place: EntityPath) -> None:
-        broker, entity = self._broker, place.entity
-        if place.listing:
+    async def _delete(self, entity_path: EntityPath) -> None:
+        broker, entity = self._broker, entity_path.entity
+        if entity_path.listing:
             raise BusError(NOT_ALLOWED, "A list cannot be deleted.", status=405)
-        if place.rule:
-            subscription = self._subscription(place)
-            rule = _found(_rule(subscription, place.rule), place.rule)
-            broker.delete_rule(entity, atom.own_name(subscription), rule.settings.name)
-        elif place.subscription:
-            broker.delete_subscription(entity, atom.own_name(self._subscription(place)))
+        if entity_path.rule:
+            subscription = self._subscription(entity_path)
+            rule = _required(_rule(subscription, entity_path.rule), entity_path.rule)
+            broker.delete_rule(entity, atom.short_name(subscription), rule.settings.name)
+        elif entity_path.subscription:
+            broker.delete_subscription(entity, atom.short_name(self._subscription(entity_path)))
         elif broker.queue(entity) is not None:
             broker.delete_queue(entity)
         elif broker.topic(entity) is not None:
@@ -286,7 +302,8 @@ class Management:
         await self._commit()
 
 
-def _found(entity: Any, path: str) -> Any:
+def _required(entity: Any, path: str) -> Any:
+    """Return an entity; raise a BusError if it is None."""
     if entity is None:
         raise not_found(path)
     return entity
@@ -298,42 +315,44 @@ def _rule(subscription: Subscription, name: str) -> Rule | None:
 
 
 def _by_name(entities: Mapping[str, Any]) -> Sequence[Any]:
-    """By name; a subscription's default rule comes first, since `$` does."""
+    """Return entities sorted by name, ignoring case."""
     return [entities[name] for name in sorted(entities, key=str.lower)]
 
 
-def _replacing(current: Any, given: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """The fields of an update; what cannot be changed is kept, and refused by name if it would be."""
-    kept = {name: getattr(current, name) for name in _FIXED if hasattr(current, name)}
+def _updated_fields(current: Any, given: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return the fields of an update with the immutable ones; refuse a change of those."""
+    kept = {name: getattr(current, name) for name in _IMMUTABLE if hasattr(current, name)}
     for name, value in kept.items():
         if given.get(name, value) != value:
             if name == "enable_partitioning":
-                raise bad(f"Partitioning cannot be changed for {kind}.")
-            raise bad(f"The value for the {_FIXED[name]} property of an existing {kind} cannot be changed.")
+                raise invalid_request(f"Partitioning cannot be changed for {kind}.")
+            raise invalid_request(
+                f"The value for the {_IMMUTABLE[name]} property of an existing {kind} cannot be changed."
+            )
     return {**kept, **given}
 
 
-def _partitioned(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A partitioned entity is made of sixteen, each of the size that was asked for."""
+def _created_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a new entity; a partitioned one has 16 partitions, each of the requested size."""
     size = given.get("max_size_in_megabytes", 1024)
     return {**given, "max_size_in_megabytes": 16 * size} if given.get("enable_partitioning") else dict(given)
 
 
-def _entry(entry: atom.Entry, view: View, status: int = 200) -> Response:
-    return Response(status, entry.write(view).encode(), {"Content-Type": atom.ENTRY})
+def _entry(entry: atom.Entry, context: RequestContext, status: int = 200) -> Response:
+    return Response(status, entry.write(context).encode(), {"Content-Type": atom.ENTRY})
 
 
-def _nothing() -> Response:
-    return Response(200, atom.write_nothing().encode(), {"Content-Type": atom.FEED})
+def _empty_feed() -> Response:
+    return Response(200, atom.write_empty_feed().encode(), {"Content-Type": atom.FEED})
 
 
-def _number(query: Mapping[str, str], name: str, default: int) -> int:
+def _page_parameter(query: Mapping[str, str], name: str, default: int) -> int:
     try:
         number = read_integer(query.get(f"${name}") or str(default))
     except ValueError:
         number = -1
     if number < 0:
-        raise bad(f"Parameter '{name}' should be non-negative integer. Parameter name: {name}.")
+        raise invalid_request(f"Parameter '{name}' should be non-negative integer. Parameter name: {name}.")
     return number
 
 
@@ -342,16 +361,16 @@ def _page(
     found: Sequence[Any],
     entry: Callable[[Any], atom.Entry],
     request: Request,
-    view: View,
+    context: RequestContext,
 ) -> Response:
-    """One page of a list, with a link to the next one if more remain."""
-    skip = _number(request.query, "skip", 0)
-    top = min(_number(request.query, "top", PAGE), MAX_PAGE)
-    base = f"https://{view.host}/{quote(request.path.strip('/'), safe='/$')}"
+    """Return one page of a list, with a link to the next one if there is one."""
+    skip = _page_parameter(request.query, "skip", 0)
+    top = min(_page_parameter(request.query, "top", _DEFAULT_PAGE), _MAX_PAGE)
+    base = f"https://{context.host}/{quote(request.path.strip('/'), safe='/$')}"
     following = ""
     if top and skip + top < len(found):
-        version = f"api-version={quote(view.version, safe='')}&" if view.version else ""
+        version = f"api-version={quote(context.version, safe='')}&" if context.version else ""
         following = f"{base}?{version}enrich=False&$skip={skip + top}&$top={top}"
     entries = [entry(entity) for entity in found[skip : skip + top]]
-    page = atom.write_feed(title, f"https://{view.host}{request.target}", entries, view, following)
+    page = atom.write_feed(title, f"https://{context.host}{request.target}", entries, context, following)
     return Response(200, page.encode(), {"Content-Type": atom.FEED})

@@ -1,8 +1,7 @@
-"""AMQP over WebSockets: what stands between a socket that HTTP has upgraded and the AMQP protocol.
+"""AMQP over WebSockets: an adapter between a socket that HTTP has upgraded and the AMQP protocol.
 
-The frames are wsproto's. They carry AMQP's stream of bytes, cut anywhere: a frame means nothing by itself and is passed
-on as it comes, so that one which announces gigabytes fills no memory. What AMQP bounds is bounded there, as it is
-without WebSockets.
+wsproto reads and writes the frames. They carry AMQP's stream of bytes, cut anywhere, so the bytes of a frame are passed
+on as they arrive: a frame of gigabytes does not fill the memory. AMQP has the same limits as without WebSockets.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ import h11
 from wsproto import ConnectionType, WSConnection
 from wsproto.connection import ConnectionState
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Event, Ping, Pong
-from wsproto.events import Request as Asked
+from wsproto.events import Request as UpgradeRequest
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import ProtocolError
 
 from .http import Request
 
 PATH = "$servicebus/websocket"
-#: The service's name for it, and that of the standard, which Go's SDK uses.
+#: The service's own name of the subprotocol, and the standard's, which Go's SDK uses.
 _SUBPROTOCOLS = ("AMQPWSB10", "amqp")
-#: aiohttp takes no message beyond 4 MB, and AMQP may have as much to say at once.
+#: Bytes per frame: aiohttp takes no message above 4 MB, which one write of AMQP can exceed.
 _FRAME_BYTES = 64 * 1024
 _FIRST_BYTE_SECONDS = 60.0
 
@@ -32,46 +31,46 @@ ProtocolFactory = Callable[[], asyncio.Protocol]
 
 
 def upgrade(request: Request, amqp: ProtocolFactory) -> WebSocket | None:
-    """The WebSocket that a request asks for, None if it asks for none; ValueError if it asks wrongly."""
+    """Return the WebSocket that a request asks for, None if it asks for none; raise ValueError if it is invalid."""
     if (request.method, request.path.rstrip("/").lower()) != ("GET", PATH) or "upgrade" not in request.headers:
         return None
     frames = WSConnection(ConnectionType.SERVER)
     try:
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers.items()]
         frames.initiate_upgrade_connection(headers, request.target)
-        asked = next(frames.events())
-    except (ProtocolError, h11.ProtocolError) as mistake:
-        raise ValueError(str(mistake)) from None
-    offered = cast(Asked, asked).subprotocols
+        event = next(frames.events())
+    except (ProtocolError, h11.ProtocolError) as error:
+        raise ValueError(str(error)) from None
+    offered = cast(UpgradeRequest, event).subprotocols
     chosen = next((name for name in _SUBPROTOCOLS if name in offered), None)
     if chosen is None:
-        raise ValueError(f"AMQP is spoken here: offer {_SUBPROTOCOLS[0]} as Sec-WebSocket-Protocol")
+        raise ValueError(f"This is AMQP: offer {_SUBPROTOCOLS[0]} as Sec-WebSocket-Protocol")
     return WebSocket(frames, chosen, amqp())
 
 
-class Framed(asyncio.Transport):
-    """A socket as AMQP sees it: what is written goes out in binary frames, and the end is a frame as well."""
+class WebSocketTransport(asyncio.Transport):
+    """The transport that AMQP writes to: bytes become binary frames, and the end of the stream a close frame."""
 
     def __init__(self, transport: asyncio.Transport, frames: WSConnection) -> None:
         super().__init__()
         self._transport = transport
         self._frames = frames
 
-    def say(self, *events: Event) -> None:
-        """Send what a WebSocket that is still open may say; what comes too late is dropped."""
+    def send(self, *events: Event) -> None:
+        """Send frames; after the WebSocket's close they are dropped."""
         if self._frames.state is ConnectionState.OPEN:
             self._transport.write(b"".join(self._frames.send(event) for event in events))
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         pieces = (bytes(data[at : at + _FRAME_BYTES]) for at in range(0, len(data), _FRAME_BYTES))
-        self.say(*(BytesMessage(data=piece) for piece in pieces))
+        self.send(*(BytesMessage(data=piece) for piece in pieces))
 
     def can_write_eof(self) -> bool:
         return True
 
     def write_eof(self) -> None:
-        """Say that nothing more comes; the socket is closed when the client has answered."""
-        self.say(CloseConnection(code=CloseReason.NORMAL_CLOSURE))
+        """Send a close frame; the socket is closed when the client has answered it."""
+        self.send(CloseConnection(code=CloseReason.NORMAL_CLOSURE))
 
     def close(self) -> None:
         self.write_eof()
@@ -94,27 +93,27 @@ class Framed(asyncio.Transport):
 
 
 class WebSocket(asyncio.Protocol):
-    """One WebSocket, from the answer to its handshake on: AMQP gets what its frames hold."""
+    """One WebSocket, from the response to its handshake on; AMQP gets the bytes in its frames."""
 
     def __init__(self, frames: WSConnection, subprotocol: str, amqp: asyncio.Protocol) -> None:
         self._frames = frames
         self._subprotocol = subprotocol
         self._amqp = amqp
         self._transport: asyncio.Transport | None = None
-        self._framed: Framed | None = None
+        self._stream: WebSocketTransport | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._framed = Framed(self._transport, self._frames)
+        self._stream = WebSocketTransport(self._transport, self._frames)
         self._transport.write(self._frames.send(AcceptConnection(subprotocol=self._subprotocol)))
-        # One who has nothing to say need not be listened to for ever; AMQP has its own limits once it has begun.
+        # AMQP has its own time limits, from the first byte on.
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(_FIRST_BYTE_SECONDS, self._transport.abort)
-        self._amqp.connection_made(self._framed)
+        self._amqp.connection_made(self._stream)
 
     def data_received(self, data: bytes) -> None:
-        assert self._framed is not None
+        assert self._stream is not None
         if self._frames.state not in (ConnectionState.OPEN, ConnectionState.LOCAL_CLOSING):
             return
         self._frames.receive_data(data)
@@ -124,24 +123,24 @@ class WebSocket(asyncio.Protocol):
             if isinstance(event, BytesMessage):
                 pieces.append(bytes(event.data))
             elif isinstance(event, Ping):
-                self._framed.say(event.response())
+                self._stream.send(event.response())
             elif not isinstance(event, Pong):
-                wrong = CloseConnection(code=CloseReason.UNSUPPORTED_DATA, reason="AMQP is binary")
-                last = event if isinstance(event, CloseConnection) else wrong
+                unsupported = CloseConnection(code=CloseReason.UNSUPPORTED_DATA, reason="AMQP is binary")
+                last = event if isinstance(event, CloseConnection) else unsupported
                 break
         if any(pieces):
             self._stop_timer()
             self._amqp.data_received(b"".join(pieces))
         if last is not None:
-            self._end(last)
+            self._close(last)
 
-    def _end(self, last: CloseConnection) -> None:
-        """The client has said its last word, or one that is wrong: it is answered, and AMQP told that no more comes."""
+    def _close(self, last: CloseConnection) -> None:
+        """Answer the client's close, or close for an invalid frame; end AMQP's stream."""
         assert self._transport is not None
         if self._frames.state is ConnectionState.REMOTE_CLOSING:
             self._transport.write(self._frames.send(last.response()))
-        elif self._framed is not None:
-            self._framed.say(last)
+        elif self._stream is not None:
+            self._stream.send(last)
         self._amqp.eof_received()
         self._transport.close()
 

@@ -1,4 +1,4 @@
-"""The values in the service's XML: text, durations, times, typed properties; and a wary parser."""
+"""Values in the service's XML (text, durations, times, typed properties), and a parser with limits."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MAX_ELEMENTS = 20_000
 
 XSD = "http://www.w3.org/2001/XMLSchema"
 XSI = "http://www.w3.org/2001/XMLSchema-instance"
-#: .NET's serializer knows no XSD duration; it writes its own, and the service does the same.
+#: The namespace of .NET's own duration type, which the service uses instead of XSD's.
 NET_TYPES = "http://schemas.microsoft.com/2003/10/Serialization/"
 
-#: .NET's TimeSpan.MaxValue counts in tenths of microseconds, which timedelta cannot.
+#: .NET's TimeSpan.MaxValue, which has more decimals than a timedelta.
 FOREVER_TEXT = "P10675199DT2H48M5.4775807S"
-#: The Python SDK sends back "for ever" less the error of a float: 42 microseconds too little.
-_AS_GOOD_AS_FOREVER = FOREVER - timedelta(seconds=1)
-#: How .NET writes a time that never was.
+#: The Python SDK sends TimeSpan.MaxValue back 42 microseconds shorter, by a rounding error.
+_NEARLY_FOREVER = FOREVER - timedelta(seconds=1)
+#: .NET's text for a time that has not been set.
 NEVER_TEXT = "0001-01-01T00:00:00Z"
 
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -40,12 +40,19 @@ _DATE_TIME = re.compile(
 )
 
 
-def bad(message: str) -> BusError:
+def invalid_request(message: str) -> BusError:
+    """Return the error for a request that cannot be read or has an invalid value."""
     return BusError(INVALID_FIELD, message)
 
 
-def parse(body: bytes) -> Element:
-    """The document's root, tags and attributes by their local names; no DOCTYPE, bounded depth and size."""
+def parse_xml(body: bytes) -> Element:
+    """Return a document's root, with local names of tags and attributes.
+
+    Raises
+    ------
+    BusError
+        The document is not well-formed, has a DOCTYPE, is nested too deeply, or has too many elements.
+    """
     tree = TreeBuilder()
     parser = expat.ParserCreate(namespace_separator=" ")
     parser.buffer_text = True
@@ -55,7 +62,7 @@ def parse(body: bytes) -> Element:
         nonlocal depth, count
         depth, count = depth + 1, count + 1
         if depth > MAX_DEPTH or count > MAX_ELEMENTS:
-            raise bad("The request body is nested too deeply or has too many elements.")
+            raise invalid_request("The request body is nested too deeply or has too many elements.")
         tree.start(_local(name), {_local(key): value for key, value in attributes.items()})
 
     def end(name: str) -> None:
@@ -64,7 +71,7 @@ def parse(body: bytes) -> Element:
         tree.end(_local(name))
 
     def doctype(*_: object) -> None:
-        raise bad("The request body may not have a DOCTYPE.")
+        raise invalid_request("The request body may not have a DOCTYPE.")
 
     parser.StartElementHandler = start
     parser.EndElementHandler = end
@@ -72,8 +79,8 @@ def parse(body: bytes) -> Element:
     parser.StartDoctypeDeclHandler = doctype
     try:
         parser.Parse(body, True)
-    except (expat.ExpatError, ValueError, LookupError) as mistake:
-        raise bad(f"The request body is not well-formed XML: {mistake}.") from None
+    except (expat.ExpatError, ValueError, LookupError) as error:
+        raise invalid_request(f"The request body is not well-formed XML: {error}.") from None
     return tree.close()
 
 
@@ -82,32 +89,39 @@ def _local(name: str) -> str:
 
 
 def child(parent: Element, tag: str) -> Element | None:
-    """A child that is there and not nil."""
+    """Return the child with this tag, None if there is none or it is nil."""
     found = parent.find(tag)
     return None if found is None or found.get("nil", "").lower() in ("true", "1") else found
 
 
 def text_of(element: Element) -> str:
+    """Return an element's text."""
     return element.text or ""
 
 
-def clean(text: str) -> str:
-    """Text for an element: escaped, and without characters that XML cannot carry."""
+def escape_text(text: str) -> str:
+    """Return text for an element: escaped, with U+FFFD for characters that XML does not allow."""
     return escape(_NOT_XML.sub("\ufffd", text))
 
 
-def quoted(text: str) -> str:
-    """Text for an attribute in double quotes."""
+def escape_attribute(text: str) -> str:
+    """Return text for an attribute in double quotes."""
     return escape(_NOT_XML.sub("\ufffd", text), {'"': "&quot;"})
 
 
 def element(tag: str, content: str, attributes: str = "") -> str:
-    """An element around content that is XML already."""
+    """Return an element around content that is XML."""
     return f"<{tag}{attributes}>{content}</{tag}>" if content else f"<{tag}{attributes}/>"
 
 
 def read_duration(text: str) -> timedelta:
-    """An ISO 8601 duration, years and months as .NET counts them; what exceeds for ever is for ever."""
+    """Return an ISO 8601 duration, FOREVER at most; a year has 365 days and a month 30, as in .NET.
+
+    Raises
+    ------
+    ValueError
+        The text is not a duration.
+    """
     match = _DURATION.fullmatch(text.strip())
     parts = match.groups() if match else ()
     if match is None or not any(parts[index] for index in (1, 2, 3, 4, 6, 7, 8)):
@@ -120,11 +134,12 @@ def read_duration(text: str) -> timedelta:
         length = FOREVER
     else:
         length = timedelta(seconds=seconds, microseconds=round(float(f"0.{fraction or 0}") * 1_000_000))
-        length = FOREVER if length >= _AS_GOOD_AS_FOREVER else length
+        length = FOREVER if length >= _NEARLY_FOREVER else length
     return -length if parts[0] else length
 
 
 def write_duration(length: timedelta) -> str:
+    """Return a duration as the service writes it."""
     if length >= FOREVER:
         return FOREVER_TEXT
     if length < timedelta(0):
@@ -139,7 +154,7 @@ def write_duration(length: timedelta) -> str:
 
 
 def read_date_time(text: str) -> datetime:
-    """A time as XML writes it, with up to any number of decimals; without a zone it stays without one."""
+    """Return a time, with microseconds at most; it has a time zone if the text has one."""
     match = _DATE_TIME.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"'{text}' is not a date and time")
@@ -151,6 +166,7 @@ def read_date_time(text: str) -> datetime:
 
 
 def write_date_time(moment: datetime) -> str:
+    """Return a time as XML, in UTC if it has a time zone."""
     zone = ""
     if moment.tzinfo is not None:
         moment, zone = moment.astimezone(timezone.utc), "Z"
@@ -159,13 +175,14 @@ def write_date_time(moment: datetime) -> str:
 
 
 def write_time(seconds: float, *, whole: bool = False) -> str:
-    """Seconds since 1970 as the service writes them; zero or less was never."""
+    """Return seconds since 1970 as the service writes a time; zero or less means never."""
     if seconds <= 0:
         return NEVER_TEXT
     return write_date_time(datetime.fromtimestamp(int(seconds) if whole else seconds, timezone.utc))
 
 
 def read_boolean(text: str) -> bool:
+    """Return an XML Schema boolean; raise ValueError for other text."""
     match text.strip().lower():
         case "true" | "1":
             return True
@@ -175,23 +192,26 @@ def read_boolean(text: str) -> bool:
 
 
 def write_boolean(value: bool) -> str:
+    """Return an XML Schema boolean's text."""
     return "true" if value else "false"
 
 
 def read_integer(text: str) -> int:
+    """Return an integer of up to 19 digits; raise ValueError for other text."""
     if not re.fullmatch(r"\s*[+-]?\d{1,19}\s*", text, re.ASCII):
         raise ValueError(f"'{text}' is not an integer")
     return int(text)
 
 
 def read_double(text: str) -> float:
-    """A number as XML Schema writes it (`INF`, not `Infinity`)."""
+    """Return an XML Schema double (`INF`, not `Infinity`); raise ValueError for other text."""
     if text.strip().lstrip("+-").lower() in ("infinity", "") or "_" in text:
         raise ValueError(f"'{text}' is not a number")
     return float(text)
 
 
 def write_double(value: float) -> str:
+    """Return an XML Schema double's text."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -211,12 +231,12 @@ _READERS: dict[str, Callable[[str], Any]] = {
 
 
 def type_of(element: Element) -> str:
-    """The type that its `i:type` names, without a prefix; nothing if it names none."""
+    """Return the type in an element's `i:type`, without a prefix; empty if it has none."""
     return element.get("type", "").rsplit(":", 1)[-1]
 
 
 def read_typed(value: Element) -> Any:
-    """A property's value by the type its `i:type` names; text if it names none."""
+    """Return a property's value, of the type in its `i:type`, or text; raise ValueError if it is invalid."""
     kind = type_of(value) or "string"
     reader = _READERS.get(kind)
     if reader is None:
@@ -225,8 +245,9 @@ def read_typed(value: Element) -> Any:
 
 
 def write_typed(value: Any, spelling: tuple[str, str] | None = None) -> str:
-    """A `Value` element, of the type and text that are given or of its own; the prefixes are literal, since the
-    JavaScript client reads them as text.
+    """Return a `Value` element, with the type and text of `spelling` if it is given.
+
+    The prefixes are literal: the JavaScript client reads them as text.
     """
     space, kind, text = XSD, "string", ""
     if spelling is not None:
@@ -243,4 +264,4 @@ def write_typed(value: Any, spelling: tuple[str, str] | None = None) -> str:
         space, kind, text = NET_TYPES, "duration", write_duration(value)
     else:
         text = str(value)
-    return element("Value", clean(text), f' i:type="d6p1:{kind}" xmlns:d6p1="{space}"')
+    return element("Value", escape_text(text), f' i:type="d6p1:{kind}" xmlns:d6p1="{space}"')

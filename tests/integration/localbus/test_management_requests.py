@@ -1,4 +1,4 @@
-"""What `$management` can be asked that Python's SDK never asks: requests as the other SDKs write them."""
+"""Requests to `$management` that Python's SDK does not send, as the other SDKs write them."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def raw(bus: LocalBus) -> Iterator[RawClient]:
 
 @pytest.fixture
 def queue(raw: RawClient, admin_client: ServiceBusAdministrationClient) -> str:
-    """A new queue's name."""
+    """Create a queue; return its name."""
     return make(raw, admin_client)
 
 
 @pytest.fixture
 def sessions(raw: RawClient, admin_client: ServiceBusAdministrationClient) -> str:
-    """A new queue's name, with sessions."""
+    """Create a queue with sessions; return its name."""
     return make(raw, admin_client, requires_session=True)
 
 
@@ -58,7 +58,7 @@ def put(raw: RawClient, queue: str, *texts: str, session: str | None = None) -> 
 
 
 def peek(raw: RawClient, path: str, **more: Any) -> list[Message]:
-    """Every message of an entity, decoded."""
+    """Return every message of an entity, decoded."""
     body = {"from-sequence-number": 0, "message-count": int32(1000), **more}
     _, found, _ = raw.request(path, PEEK, body)
     messages = []
@@ -74,7 +74,7 @@ def bodies(messages: list[Message]) -> list[str]:
 
 
 def delete(raw: RawClient, path: str, count: int, before: Any = FAR, **more: Any) -> tuple[int, int | None]:
-    """The status, and how many are said to be gone."""
+    """Delete messages; return the status, and the number in the reply."""
     body = {"message-count": int32(count), "enqueued-time-utc": before, **more}
     status, found, _ = raw.request(path, DELETE, body)
     return status, None if found is None else found["message-count"]
@@ -84,7 +84,7 @@ def delete(raw: RawClient, path: str, count: int, before: Any = FAR, **more: Any
 
 
 def test_the_oldest_messages_are_deleted_first(raw: RawClient, queue: str) -> None:
-    """As many as were asked for, then as many as there are, then none: 204 and a count of 0."""
+    """As many as requested, then as many as there are, then none: 204 and a count of 0."""
     put(raw, queue, *"abcde")
     assert delete(raw, queue, 2) == (200, 2)
     assert bodies(peek(raw, queue)) == ["c", "d", "e"]
@@ -93,8 +93,8 @@ def test_the_oldest_messages_are_deleted_first(raw: RawClient, queue: str) -> No
     assert delete(raw, queue, 0) == (204, 0)
 
 
-def test_only_what_was_enqueued_before_a_time_is_deleted(raw: RawClient, queue: str) -> None:
-    """The time is that which receivers see; what was enqueued at it stays."""
+def test_only_messages_enqueued_before_a_time_are_deleted(raw: RawClient, queue: str) -> None:
+    """The time is compared with the one that receivers see; a message enqueued at that time stays."""
     put(raw, queue, "a")
     (first,) = peek(raw, queue)
     put(raw, queue, "b")
@@ -104,8 +104,8 @@ def test_only_what_was_enqueued_before_a_time_is_deleted(raw: RawClient, queue: 
     assert bodies(peek(raw, queue)) == ["b"]
 
 
-def test_a_message_that_is_locked_stays(raw: RawClient, queue: str) -> None:
-    """So does one that is deferred; the one that holds the lock completes it."""
+def test_locked_and_deferred_messages_are_not_deleted(raw: RawClient, queue: str) -> None:
+    """The holder of the lock can complete its message afterwards."""
     put(raw, queue, *"abc")
     link = raw.receiver(queue)
     deferred, locked = raw.receive(link), raw.receive(link)
@@ -118,7 +118,7 @@ def test_a_message_that_is_locked_stays(raw: RawClient, queue: str) -> None:
 
 
 def test_dead_letters_are_deleted(raw: RawClient, queue: str) -> None:
-    """The use that Microsoft names first."""
+    """Microsoft's documentation names this use first."""
     put(raw, queue, *"ab")
     link = raw.receiver(queue)
     for _ in range(2):
@@ -128,7 +128,7 @@ def test_dead_letters_are_deleted(raw: RawClient, queue: str) -> None:
 
 
 def test_no_more_than_4000_are_deleted_at_once(raw: RawClient, queue: str) -> None:
-    """The service's limit; who wants more asks again."""
+    """The service's limit for one request."""
     message = sections.section(sections.DATA, b"\xa0\x01x")
     batch = b"".join(sections.section(sections.DATA, b"\xa0" + bytes((len(message),)) + message) for _ in range(2001))
     link = raw.sender(queue)
@@ -138,8 +138,8 @@ def test_no_more_than_4000_are_deleted_at_once(raw: RawClient, queue: str) -> No
     assert delete(raw, queue, 5000) == (200, 2)
 
 
-def test_a_session_s_messages_are_deleted_by_who_holds_it(raw: RawClient, sessions: str) -> None:
-    """Those of the session that is named, and no others; without a lock on it, nobody deletes there."""
+def test_a_session_s_messages_are_deleted_by_its_holder(raw: RawClient, sessions: str) -> None:
+    """Only messages of the named session are deleted, and only with a lock on it."""
     put(raw, sessions, *"ab", session="one")
     put(raw, sessions, *"cd", session="two")
     body = {"message-count": int32(10), "enqueued-time-utc": FAR, "session-id": "one"}
@@ -149,8 +149,8 @@ def test_a_session_s_messages_are_deleted_by_who_holds_it(raw: RawClient, sessio
     assert bodies(peek(raw, sessions)) == ["c", "d"]
 
 
-def test_the_messages_of_a_session_that_is_held_stay(raw: RawClient, sessions: str) -> None:
-    """Where no session is named, those of free sessions are deleted: a session's lock is a lock on all of it."""
+def test_messages_of_a_held_session_are_not_deleted_by_others(raw: RawClient, sessions: str) -> None:
+    """Without a session's name messages of free sessions are deleted: a session's lock covers all its messages."""
     put(raw, sessions, *"ab", session="held")
     put(raw, sessions, *"cd", session="free")
     link = raw.receiver(sessions, filters=session_filter("held"))
@@ -167,8 +167,8 @@ def test_the_messages_of_a_session_that_is_held_stay(raw: RawClient, sessions: s
         {"message-count": int32(1), "enqueued-time-utc": FAR, "session-id": 7},
     ],
 )
-def test_a_deletion_that_cannot_be_read_deletes_nothing(raw: RawClient, queue: str, body: dict[str, Any]) -> None:
-    """It is answered with what is wrong."""
+def test_an_invalid_deletion_deletes_nothing(raw: RawClient, queue: str, body: dict[str, Any]) -> None:
+    """The reply names the error."""
     put(raw, queue, "a")
     assert raw.request(queue, DELETE, body)[::2] == (400, conditions.ARGUMENT_ERROR)
     assert bodies(peek(raw, queue)) == ["a"]
@@ -177,7 +177,7 @@ def test_a_deletion_that_cannot_be_read_deletes_nothing(raw: RawClient, queue: s
 def test_nothing_is_deleted_in_a_disabled_queue(
     raw: RawClient, queue: str, admin_client: ServiceBusAdministrationClient
 ) -> None:
-    """Deleting takes messages out, as receiving does."""
+    """A deletion removes messages, as receiving does, and needs the same status."""
     put(raw, queue, "a")
     found = admin_client.get_queue(queue)
     found.status = "ReceiveDisabled"
@@ -197,27 +197,27 @@ BODIES = {
 
 @pytest.mark.parametrize("kind", BODIES)
 def test_a_message_can_be_peeked_without_its_body(raw: RawClient, queue: str, kind: str) -> None:
-    """Header, annotations, properties and application properties are as they are with it; the body is not there."""
+    """The other sections are the same as with the body."""
     head = Message(
         id="m", subject="s", durable=True, properties={"a": 1}, annotations={"mine": "x"}, body=None, inferred=True
     ).encode()
     kept = b"".join(head[s.start : s.end] for s in sections.split(head) if s.code <= sections.APPLICATION_PROPERTIES)
     raw.send(raw.sender(queue), kept + BODIES[kind])
-    whole, bare = (look(raw, queue, omit) for omit in (False, True))
+    whole, bare = (decoded_sections(raw, queue, omit) for omit in (False, True))
     assert [code for code in whole if code > sections.APPLICATION_PROPERTIES]
     assert bare == {code: value for code, value in whole.items() if code <= sections.APPLICATION_PROPERTIES}
     assert {sections.HEADER, sections.MESSAGE_ANNOTATIONS, sections.PROPERTIES} < set(bare)
 
 
-def look(raw: RawClient, queue: str, omit: bool) -> dict[int, Any]:
-    """The sections of the only message, decoded."""
+def decoded_sections(raw: RawClient, queue: str, omit: bool) -> dict[int, Any]:
+    """Return the sections of the only message, decoded."""
     body = {"from-sequence-number": 0, "message-count": int32(1), "omit-message-body": omit}
     (found,) = raw.request(queue, PEEK, body)[1]["messages"]
     return {s.code: decode(found["message"], s.value)[0] for s in sections.split(found["message"])}
 
 
 def test_more_messages_fit_into_a_reply_without_their_bodies(raw: RawClient, queue: str) -> None:
-    """A page that bodies would fill holds them all; peeking changes nothing about the messages."""
+    """Messages whose bodies would exceed a reply fit without them; peeking does not change them."""
     put(raw, queue, *["x" * 200_000] * 5)
     assert len(peek(raw, queue)) < 5
     assert len(peek(raw, queue, **{"omit-message-body": True})) == 5
@@ -227,8 +227,8 @@ def test_more_messages_fit_into_a_reply_without_their_bodies(raw: RawClient, que
 # --- settling ----------------------------------------------------------------------------------------------------
 
 
-def test_a_dead_letter_s_reason_of_another_type_keeps_it(raw: RawClient, queue: str) -> None:
-    """.NET's receiver lets any property be modified; a reason that is a time is a property and no reason."""
+def test_a_dead_letter_reason_that_is_not_text_is_a_property(raw: RawClient, queue: str) -> None:
+    """.NET's receiver lets any property be modified: a reason that is a time is kept as a property."""
     put(raw, queue, "a", "b")
     link = raw.receiver(queue)
     for reason in (timestamp(1_600_000_000_000), "text"):
@@ -249,7 +249,7 @@ def test_a_dead_letter_s_reason_of_another_type_keeps_it(raw: RawClient, queue: 
 
 @pytest.fixture
 def subscription(raw: RawClient, admin_client: ServiceBusAdministrationClient) -> str:
-    """The path of a new topic's subscription."""
+    """Create a topic with a subscription; return the subscription's path."""
     topic = unique("t")
     admin_client.create_topic(topic)
     admin_client.create_subscription(topic, "s")
@@ -259,13 +259,13 @@ def subscription(raw: RawClient, admin_client: ServiceBusAdministrationClient) -
 
 
 def rules(raw: RawClient, subscription: str, skip: int = 0, top: int = 100) -> list[str]:
-    """The names of a page of rules."""
+    """Return the names on a page of rules."""
     _, found, _ = raw.request(subscription, "com.microsoft:enumerate-rules", {"skip": int32(skip), "top": int32(top)})
     return [each["rule-description"].value[2] for each in found["rules"]]
 
 
 def test_rules_are_listed_by_name(raw: RawClient, subscription: str) -> None:
-    """Whenever they were made, and so in pages too: the default rule is first."""
+    """Pages are sorted by name, not by creation; the default rule is first."""
     for name in ("sql", "Correlation", "a"):
         raw.request(
             subscription, ADD_RULE, {"rule-name": name, "rule-description": {"sql-filter": {"expression": "1=2"}}}
@@ -274,8 +274,8 @@ def test_rules_are_listed_by_name(raw: RawClient, subscription: str) -> None:
     assert [rules(raw, subscription, skip, 1) for skip in (1, 2, 4)] == [["a"], ["Correlation"], []]
 
 
-def test_a_rule_that_is_there_is_refused_in_the_services_words(raw: RawClient, subscription: str) -> None:
-    """JavaScript's tests read them."""
+def test_an_existing_rule_is_refused_in_the_services_words(raw: RawClient, subscription: str) -> None:
+    """JavaScript's tests read this text."""
     rule = {"rule-name": "mine", "rule-description": {"correlation-filter": {"label": "red"}}}
     assert raw.request(subscription, ADD_RULE, rule)[0] == 200
     status, _, condition = raw.request(subscription, ADD_RULE, rule)
@@ -284,7 +284,7 @@ def test_a_rule_that_is_there_is_refused_in_the_services_words(raw: RawClient, s
 
 
 def test_values_of_rules_have_their_types(raw: RawClient, subscription: str, admin_client: Any) -> None:
-    """Those of a rule that was made over https, and those of one that was made here."""
+    """Typed values are kept for rules created by REST and by AMQP."""
     topic = subscription.partition("/")[0]
     moment = datetime(2026, 11, 16, tzinfo=timezone.utc)
     given = {"day": timedelta(days=1), "when": moment, "large": 2**63 + 5, "whole": 7, "half": 0.5, "yes": True}
@@ -312,8 +312,8 @@ def test_values_of_rules_have_their_types(raw: RawClient, subscription: str, adm
     ],
     ids=str,
 )
-def test_a_rule_that_is_not_understood_is_none(raw: RawClient, subscription: str, description: Any) -> None:
-    """It would take every message, or leave them as they are; the connection goes on."""
+def test_an_invalid_rule_is_not_created(raw: RawClient, subscription: str, description: Any) -> None:
+    """Read as a default it would match every message. The connection can be used afterwards."""
     rule = {"rule-name": "odd", "rule-description": description}
     assert raw.request(subscription, ADD_RULE, rule)[0] == 400
     assert rules(raw, subscription) == ["$Default"]

@@ -1,4 +1,4 @@
-"""The service's XML, read and written: values, descriptions, rules, and what is refused."""
+"""The XML of the management REST API: values, descriptions and rules, valid and invalid."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pairbus.localbus.rest.descriptions import (
     QUEUE,
     SUBSCRIPTION,
     TOPIC,
-    View,
+    RequestContext,
     forward_path,
     read_settings,
     write_settings,
@@ -27,8 +27,8 @@ from pairbus.localbus.rest.descriptions import (
 from pairbus.localbus.rest.xml_values import (
     FOREVER_TEXT,
     XSD,
-    clean,
-    parse,
+    escape_text,
+    parse_xml,
     read_date_time,
     read_duration,
     write_date_time,
@@ -49,7 +49,7 @@ from pairbus.localbus.settings import (
 )
 from tests.support.fake_broker import FakeEntity
 
-VIEW = View("contoso", "127.0.0.1:5671", "2024-05")
+CONTEXT = RequestContext("contoso", "127.0.0.1:5671", "2024-05")
 ROOT = 'xmlns="http://schemas.microsoft.com/netservices/2010/10/servicebus/connect" xmlns:i="http://www.w3.org/2001/XMLSchema-instance"'
 
 
@@ -77,15 +77,15 @@ def rule_of(inner: str) -> RuleSettings:
     ],
 )
 def test_durations_are_read(text: str, length: timedelta) -> None:
-    """ISO 8601 as .NET reads it; for ever, and the Python SDK's slightly less, is for ever."""
+    """ISO 8601 as .NET reads it; FOREVER, and the Python SDK's slightly shorter text, is FOREVER."""
     assert read_duration(text) == length
 
 
 @pytest.mark.parametrize(
     "text", ["", "P", "PT", "P1", "1M", "PT1M ago", "PT1H1D", "P1S", "PT\u0661S", "P" + "1" * 40 + "D"]
 )
-def test_other_durations_are_refused(text: str) -> None:
-    """What is no duration is an error, never a guess."""
+def test_invalid_durations_are_refused(text: str) -> None:
+    """Text that is not a duration raises ValueError."""
     with pytest.raises(ValueError, match="duration"):
         read_duration(text)
 
@@ -93,21 +93,21 @@ def test_other_durations_are_refused(text: str) -> None:
 @given(st.timedeltas(min_value=timedelta(0), max_value=FOREVER - timedelta(seconds=2)))
 @example(timedelta(0))
 @example(timedelta(seconds=13))
-def test_durations_come_back_as_they_were(length: timedelta) -> None:
-    """Written and read is the same to the microsecond."""
+def test_durations_are_written_and_read_unchanged(length: timedelta) -> None:
+    """The microseconds are kept."""
     assert read_duration(write_duration(length)) == length
 
 
-def test_for_ever_is_written_as_the_service_writes_it() -> None:
-    """Clients compare this text."""
+def test_durations_are_written_as_the_service_writes_them() -> None:
+    """Clients compare the text for FOREVER."""
     assert write_duration(FOREVER) == "P10675199DT2H48M5.4775807S"
     assert write_duration(timedelta(minutes=10)) == "PT10M"
     assert write_duration(timedelta(0)) == "PT0S"
 
 
 @given(st.datetimes(timezones=st.none() | st.just(timezone.utc)))
-def test_times_come_back_as_they_were(moment: datetime) -> None:
-    """Also the difference between a time with and without a zone survives."""
+def test_times_are_written_and_read_unchanged(moment: datetime) -> None:
+    """A time without a zone stays without one."""
     assert read_date_time(write_date_time(moment)) == moment
 
 
@@ -125,8 +125,8 @@ def test_times_are_read_in_every_form_the_sdks_send(text: str, moment: datetime)
     assert read_date_time(text) == moment
 
 
-def test_a_time_that_never_was() -> None:
-    """Zero is .NET's first day, with the zone that Go insists on."""
+def test_times_in_seconds_are_written_as_the_service_writes_them() -> None:
+    """Zero is the first day of .NET's calendar, with the zone that Go requires."""
     assert write_time(0) == "0001-01-01T00:00:00Z"
     assert write_time(1.5) == "1970-01-01T00:00:01.5Z"
     assert write_time(1.5, whole=True) == "1970-01-01T00:00:01Z"
@@ -149,34 +149,34 @@ def test_a_time_that_never_was() -> None:
         b"<entry><content><Nothing/></content></entry>",
     ],
 )
-def test_bodies_that_are_no_entry_are_refused(body: bytes) -> None:
-    """Malformed, too deep, too many, with a DOCTYPE, or about something else: 400, nothing expanded."""
+def test_invalid_bodies_are_refused(body: bytes) -> None:
+    """Malformed, too deep, too large, with a DOCTYPE or about something else: 400, and nothing is expanded."""
     with pytest.raises(BusError) as caught:
         atom.read_description(body)
     assert caught.value.status == 400
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-def test_no_body_raises_anything_else(body: bytes) -> None:
-    """Whatever is sent, it is a BusError or a document."""
+def test_any_body_is_a_document_or_an_error(body: bytes) -> None:
+    """Any bytes are parsed or raise a BusError."""
     with suppress(BusError):
-        parse(body)
+        parse_xml(body)
 
 
 @given(st.text())
 def test_any_text_can_be_written(text: str) -> None:
-    """Characters that XML cannot carry are replaced, so that an answer is always well-formed."""
-    ElementTree.fromstring(f"<a>{clean(text)}</a>")
+    """Characters that XML does not allow are replaced, so that every response is well-formed."""
+    ElementTree.fromstring(f"<a>{escape_text(text)}</a>")
 
 
-def read_queue(inner: str, view: View = VIEW) -> dict[str, Any]:
+def read_queue(inner: str, context: RequestContext = CONTEXT) -> dict[str, Any]:
     return read_settings(
-        atom.read_description(entry(f"<QueueDescription {ROOT}>{inner}</QueueDescription>")), QUEUE, view
+        atom.read_description(entry(f"<QueueDescription {ROOT}>{inner}</QueueDescription>")), QUEUE, context
     )
 
 
-def test_a_description_names_only_what_it_says() -> None:
-    """Unknown, service-set and nil elements are skipped; prefixes do not matter."""
+def test_only_settings_in_the_description_are_read() -> None:
+    """Unknown, read-only and nil elements are skipped; prefixes do not matter."""
     given_settings = read_queue(
         "<LockDuration>PT30S</LockDuration><MessageCount>7</MessageCount><Novelty>1</Novelty>"
         '<MaxDeliveryCount i:nil="true"/><RequiresSession>True</RequiresSession><UserMetadata/>'
@@ -189,7 +189,7 @@ def test_a_description_names_only_what_it_says() -> None:
     prefixed = b'<x:entry xmlns:x="a"><x:content><y:QueueDescription xmlns:y="b">'
     prefixed += b"<y:MaxDeliveryCount>3</y:MaxDeliveryCount>"
     prefixed += b"</y:QueueDescription></x:content></x:entry>"
-    assert read_settings(atom.read_description(prefixed), QUEUE, VIEW) == {"max_delivery_count": 3}
+    assert read_settings(atom.read_description(prefixed), QUEUE, CONTEXT) == {"max_delivery_count": 3}
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_description_names_only_what_it_says() -> None:
         "<RequiresSession>perhaps</RequiresSession>",
     ],
 )
-def test_a_bad_value_is_refused_by_name(inner: str) -> None:
+def test_an_invalid_value_is_refused_by_name(inner: str) -> None:
     """The error names the element."""
     with pytest.raises(BusError, match=inner[1:].partition(">")[0].rstrip("/")) as caught:
         read_queue(inner)
@@ -210,13 +210,13 @@ def test_a_bad_value_is_refused_by_name(inner: str) -> None:
 
 
 def test_an_old_client_neither_sees_nor_sets_the_message_size() -> None:
-    """The element came with 2021-05."""
-    old = View("contoso", "h", "2017-04")
+    """The element exists since API version 2021-05."""
+    old = RequestContext("contoso", "h", "2017-04")
     with pytest.raises(BusError, match="MaxMessageSizeInKilobytes"):
         read_queue("<MaxMessageSizeInKilobytes>1024</MaxMessageSizeInKilobytes>", old)
     queue = FakeEntity(QueueSettings("q"))
     assert "MaxMessageSizeInKilobytes" not in write_settings(queue, QUEUE, old)
-    assert "<MaxMessageSizeInKilobytes>256<" in write_settings(queue, QUEUE, View("contoso", "h"))
+    assert "<MaxMessageSizeInKilobytes>256<" in write_settings(queue, QUEUE, RequestContext("contoso", "h"))
 
 
 @pytest.mark.parametrize(
@@ -231,13 +231,13 @@ def test_an_old_client_neither_sees_nor_sets_the_message_size() -> None:
         ("sb://h/", None),
     ],
 )
-def test_forwards_are_paths_whatever_the_client_sends(target: str, path: str | None) -> None:
-    """Python and JavaScript send sb://, Java https://, Go what its user wrote."""
+def test_forwards_are_read_as_paths(target: str, path: str | None) -> None:
+    """Python and JavaScript send sb://, Java https://, Go its user's text."""
     assert forward_path(target) == path
 
 
-def test_a_queue_is_written_in_the_services_order_and_reads_back() -> None:
-    """Every setting survives a round trip; elements come in the order of the service's contract."""
+def test_a_queue_is_written_in_the_services_order_and_read() -> None:
+    """Every setting is kept; elements have the order of the service's contract."""
     settings = QueueSettings(
         "a/b",
         lock_duration=timedelta(seconds=13),
@@ -272,7 +272,7 @@ def test_a_queue_is_written_in_the_services_order_and_reads_back() -> None:
     )
     queue = FakeEntity(settings)
     queue.held = Counts(1, 2, 3, 4, 5)
-    written = write_settings(queue, QUEUE, VIEW)
+    written = write_settings(queue, QUEUE, CONTEXT)
     again = read_queue(written)
     assert QueueSettings("a/b", **again) == settings
     document = ElementTree.fromstring(f"<d {ROOT}>{written}</d>")
@@ -290,8 +290,8 @@ def test_a_queue_is_written_in_the_services_order_and_reads_back() -> None:
     assert "<d2p1:TransferDeadLetterMessageCount>5</d2p1:TransferDeadLetterMessageCount>" in written
 
 
-def test_topics_and_subscriptions_read_back() -> None:
-    """Every setting a client may give a topic or a subscription survives a round trip."""
+def test_topics_and_subscriptions_are_written_and_read_unchanged() -> None:
+    """Every setting of a topic and a subscription is kept."""
     topic = TopicSettings(
         "t",
         status="Disabled",
@@ -301,8 +301,8 @@ def test_topics_and_subscriptions_read_back() -> None:
         max_size_in_megabytes=5120,
         user_metadata="m",
     )
-    text = write_settings(FakeEntity(topic), TOPIC, VIEW)
-    assert TopicSettings("t", **read_settings(parse(f"<d {ROOT}>{text}</d>".encode()), TOPIC, VIEW)) == topic
+    text = write_settings(FakeEntity(topic), TOPIC, CONTEXT)
+    assert TopicSettings("t", **read_settings(parse_xml(f"<d {ROOT}>{text}</d>".encode()), TOPIC, CONTEXT)) == topic
     subscription = QueueSettings(
         "s",
         requires_session=True,
@@ -311,9 +311,10 @@ def test_topics_and_subscriptions_read_back() -> None:
         status="ReceiveDisabled",
         lock_duration=timedelta(minutes=5),
     )
-    text = write_settings(FakeEntity(subscription), SUBSCRIPTION, VIEW)
+    text = write_settings(FakeEntity(subscription), SUBSCRIPTION, CONTEXT)
     assert (
-        QueueSettings("s", **read_settings(parse(f"<d {ROOT}>{text}</d>".encode()), SUBSCRIPTION, VIEW)) == subscription
+        QueueSettings("s", **read_settings(parse_xml(f"<d {ROOT}>{text}</d>".encode()), SUBSCRIPTION, CONTEXT))
+        == subscription
     )
 
 
@@ -345,8 +346,8 @@ PROPERTIES = {
         (CorrelationFilter(label=""), None),
     ],
 )
-def test_rules_read_back(condition: RuleFilter, action: SqlExpression | None) -> None:
-    """Filters, actions and the type of every value survive; 2.0 is not 2."""
+def test_rules_are_written_and_read_unchanged(condition: RuleFilter, action: SqlExpression | None) -> None:
+    """Filters, actions and the types of all values are kept: 2.0 does not become 2."""
     rule = FakeEntity(RuleSettings("r", condition, action))
     again = rule_of(write_rule(rule))
     assert again == rule.settings
@@ -370,8 +371,8 @@ def test_rules_read_back(condition: RuleFilter, action: SqlExpression | None) ->
         '<Filter i:type="SqlFilter"><SqlExpression>a=@p</SqlExpression><Parameters>{}</Parameters></Filter>',
     ],
 )
-def test_values_of_rules_are_read_back_as_they_were_spelt(around: str, kind: str, text: str) -> None:
-    """.NET's longs do not become ints, nor its times less exact; a restart changes nothing of it."""
+def test_values_of_rules_keep_their_type_and_text(around: str, kind: str, text: str) -> None:
+    """.NET's longs stay longs and its times keep their seventh decimal, also after a restart."""
     pair = f'<KeyValueOfstringanyType><Key>@p</Key><Value i:type="x:{kind}">{text}</Value></KeyValueOfstringanyType>'
     rule = rule_of(around.format(pair))
     ((kept, _),) = load_subscription(dump_subscription("t", QueueSettings("s"), [(rule, 1.0)]))[2]
@@ -379,17 +380,17 @@ def test_values_of_rules_are_read_back_as_they_were_spelt(around: str, kind: str
         assert f'<Value i:type="d6p1:{kind}" xmlns:d6p1="{XSD}">{text}</Value>' in write_rule(FakeEntity(each))
 
 
-def test_the_prefixes_are_those_that_the_javascript_client_reads_as_text() -> None:
-    """It looks for `i:type` and cuts five characters off its value."""
+def test_the_prefixes_are_the_ones_that_the_javascript_client_expects() -> None:
+    """It looks for `i:type` and removes the first five characters of its value."""
     written = write_rule(FakeEntity(RuleSettings("r", CorrelationFilter(properties={"a": 1}))))
     assert '<Value i:type="d6p1:int" xmlns:d6p1="http://www.w3.org/2001/XMLSchema">1</Value>' in written
     assert '<Action i:type="EmptyRuleAction"/>' in written
 
 
-def test_a_rule_without_a_filter_takes_everything() -> None:
+def test_a_rule_without_a_filter_matches_all_messages() -> None:
     """The service's default."""
     assert rule_of("") == RuleSettings("r", TrueFilter())
-    assert read_rule(parse(b"<RuleDescription/>")).name == "$Default"
+    assert read_rule(parse_xml(b"<RuleDescription/>")).name == "$Default"
 
 
 @pytest.mark.parametrize(
@@ -408,8 +409,8 @@ def test_a_rule_without_a_filter_takes_everything() -> None:
         '<Value i:type="d:mystery">x</Value></KeyValueOfstringanyType></Properties></Filter>',
     ],
 )
-def test_bad_rules_are_refused(inner: str) -> None:
-    """A filter that is not understood is never taken for another."""
+def test_invalid_rules_are_refused(inner: str) -> None:
+    """A filter that is not known is not read as another one."""
     with pytest.raises(BusError) as caught:
         rule_of(inner)
     assert caught.value.status == 400

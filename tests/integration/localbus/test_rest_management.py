@@ -1,7 +1,7 @@
-"""The administration client, sync and async, over real TLS against the management REST.
+"""The administration client, sync and async, over TLS against the management REST API.
 
-Everything here that does not ask for `fake` goes through `admin` and `site` only: to run it against another
-server, give `site` that server's connection string and CA file.
+Tests that do not use `fake` use `admin` and `site` alone: to run them against another server, give `site` that
+server's connection string and CA file.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ KEY_NAME, KEY = "RootManageSharedAccessKey", "SAS_KEY_VALUE"
 
 @dataclass
 class Site:
-    """A server: how to reach it and, if it runs on the fake, its broker."""
+    """A server: its connection string and CA file, and the broker if it is the fake one."""
 
     connection_string: str
     ca_file: str
@@ -66,8 +66,8 @@ class Site:
         signature = quote_plus(base64.b64encode(digest))
         return f"SharedAccessSignature sr={audience}&sig={signature}&se={expiry}&skn={KEY_NAME}"
 
-    def ask(self, method: str, path: str, body: str = "", **headers: str) -> tuple[int, str]:
-        """One bare request, with a valid token unless told otherwise."""
+    def send_request(self, method: str, path: str, body: str = "", **headers: str) -> tuple[int, str]:
+        """Send one plain request, with a valid token by default."""
         context = ssl.create_default_context(cafile=self.ca_file)
         connection = http.client.HTTPSConnection(self.address, timeout=10, context=context)
         headers = {"Authorization": self.sas()} | {name.replace("_", "-"): text for name, text in headers.items()}
@@ -79,8 +79,8 @@ class Site:
             connection.close()
 
 
-def put(inner: str, kind: str = "QueueDescription") -> str:
-    """The body of a PUT."""
+def put_body(inner: str, kind: str = "QueueDescription") -> str:
+    """Return the body of a PUT."""
     space = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
     return (
         f'<entry xmlns="http://www.w3.org/2005/Atom"><content type="application/xml"><{kind} xmlns="{space}">'
@@ -89,7 +89,7 @@ def put(inner: str, kind: str = "QueueDescription") -> str:
 
 
 def check_token(header: str | None, path: str, right: str) -> None:
-    """What localbus does with a signature, in short."""
+    """Check a signature, as localbus does, in short."""
     assert right == "Manage"
     if not header:
         raise BusError(AUTH_FAILED, "MissingToken: The authorization header was not found.")
@@ -116,12 +116,12 @@ async def extra(request: Request) -> Response:
 
 
 async def no_commit() -> None:
-    """The real broker keeps everything in memory here."""
+    """Return at once: the real broker keeps everything in memory here."""
 
 
 @pytest.fixture
 def site(authority: tuple[ssl.SSLContext, str], request: pytest.FixtureRequest) -> Iterator[Site]:
-    """The management REST over the real broker; over a fake one only for a test that must look inside it."""
+    """The REST API over the real broker, or over the fake one for tests that look into it."""
     context, ca_file = authority
     broker = FakeBroker() if "fake" in request.fixturenames else None
     management = Management(
@@ -143,7 +143,7 @@ def fake(site: Site) -> FakeBroker:
 
 
 class Blocking:
-    """The async client with blocking methods, so that one test speaks for both clients."""
+    """The async client with blocking methods, so that each test runs with both clients."""
 
     def __init__(self, client: AsyncAdministrationClient, loop: asyncio.AbstractEventLoop) -> None:
         self._client, self._loop = client, loop
@@ -191,7 +191,7 @@ def sync(site: Site, **options: Any) -> ServiceBusAdministrationClient:
 
 
 def test_a_queue_is_created_with_the_services_defaults(admin: Any) -> None:
-    """What is not said is what it is in Azure."""
+    """Settings that are left out have Azure's values."""
     before = datetime.now(timezone.utc) - timedelta(seconds=1)
     made = admin.create_queue("orders")
     found = admin.get_queue("orders")
@@ -220,7 +220,7 @@ def test_a_queue_is_created_with_the_services_defaults(admin: Any) -> None:
 
 
 def test_every_setting_of_a_queue_is_kept(admin: Any, site: Site) -> None:
-    """Created with everything, it comes back with everything."""
+    """A queue created with every setting is returned with every setting."""
     admin.create_topic("sink")
     admin.create_queue(
         "full",
@@ -256,7 +256,7 @@ def test_every_setting_of_a_queue_is_kept(admin: Any, site: Site) -> None:
 
 
 def test_authorization_rules_are_kept(admin: Any) -> None:
-    """Keys and rights come back as they were given; keys that were not given are made."""
+    """Keys and rights are returned as given; missing keys are generated."""
     given = AuthorizationRule(
         type="SharedAccessAuthorizationRule",
         rights=["Send", "Listen"],
@@ -274,7 +274,7 @@ def test_authorization_rules_are_kept(admin: Any) -> None:
 
 
 def test_an_update_replaces_and_can_be_undone(admin: Any) -> None:
-    """A changed copy is put back; None takes a forward away; for ever survives the SDK's arithmetic."""
+    """An update can be reverted; None removes a forward; FOREVER survives the SDK's arithmetic."""
     admin.create_topic("sink")
     queue = admin.create_queue("changing", requires_duplicate_detection=True)
     queue.lock_duration = timedelta(minutes=2)
@@ -293,7 +293,7 @@ def test_an_update_replaces_and_can_be_undone(admin: Any) -> None:
 
 
 def test_a_queue_with_sessions_may_not_forward(admin: Any) -> None:
-    """A 400 of the service's, on creating and on updating; into sessions, and from a dead-letter queue, it may."""
+    """Creating and updating raise 400; forwarding into sessions, and from a dead-letter queue, is allowed."""
     admin.create_queue("sink", requires_session=True)
     admin.create_queue("plain", forward_to="sink")
     queue = admin.create_queue("sessions", requires_session=True, forward_dead_lettered_messages_to="sink")
@@ -311,7 +311,7 @@ def test_a_queue_with_sessions_may_not_forward(admin: Any) -> None:
 
 
 def test_a_subscription_with_sessions_may_not_forward(admin: Any) -> None:
-    """As with queues."""
+    """A subscription with sessions cannot forward, as a queue cannot."""
     admin.create_queue("sink")
     admin.create_topic("news")
     with pytest.raises(HttpResponseError, match=r"SubCode=40000\. Bad Request\. 'news/Subscriptions/all'") as caught:
@@ -324,7 +324,7 @@ def test_a_subscription_with_sessions_may_not_forward(admin: Any) -> None:
 
 
 def test_a_partitioned_queue_with_sessions_may_forward(admin: Any) -> None:
-    """Azure's documentation says it may not; Azure takes it, as the recordings of Microsoft's tests show."""
+    """Azure's documentation denies it; Azure accepts it, as recordings of Microsoft's tests show."""
     admin.create_topic("sink")
     admin.create_queue("sessions", requires_session=True, enable_partitioning=True, forward_to="sink")
     queue = admin.get_queue("sessions")
@@ -333,7 +333,7 @@ def test_a_partitioned_queue_with_sessions_may_forward(admin: Any) -> None:
 
 
 def test_a_queue_may_forward_to_itself_once_it_exists(admin: Any, site: Site) -> None:
-    """Odd, but Azure lets it: Microsoft's own tests do this."""
+    """Azure accepts it: Microsoft's own tests do this."""
     queue = admin.create_queue("ring")
     queue.forward_to = f"sb://{site.address}/ring"
     admin.update_queue(queue)
@@ -352,8 +352,8 @@ def test_a_queue_may_forward_to_itself_once_it_exists(admin: Any, site: Site) ->
         ("enable_partitioning", True, "Partitioning cannot be changed for Queue"),
     ],
 )
-def test_what_cannot_be_changed_is_refused_by_name(admin: Any, field: str, value: Any, text: str) -> None:
-    """400, with the property in the text, and nothing changes."""
+def test_a_change_of_an_immutable_setting_is_refused_by_name(admin: Any, field: str, value: Any, text: str) -> None:
+    """400 with the property's name, and no other change."""
     queue = admin.create_queue("fixed")
     with pytest.raises(HttpResponseError, match=text) as caught:
         admin.update_queue(queue, **{field: value})
@@ -375,7 +375,7 @@ def test_what_cannot_be_changed_is_refused_by_name(admin: Any, field: str, value
         ({"forward_to": "picky"}, "auto forwarding destination"),
     ],
 )
-def test_bad_settings_are_refused(admin: Any, settings: dict[str, Any], text: str) -> None:
+def test_invalid_settings_are_refused(admin: Any, settings: dict[str, Any], text: str) -> None:
     """400 with the reason, and no queue."""
     with pytest.raises(HttpResponseError, match=text) as caught:
         admin.create_queue("picky", **settings)
@@ -385,15 +385,15 @@ def test_bad_settings_are_refused(admin: Any, settings: dict[str, Any], text: st
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a?b", "$secret", "a//b", "x" * 261, "#TEST"])
-def test_bad_names_are_refused(admin: Any, name: str) -> None:
-    """400 for a name that Azure would not take."""
+def test_invalid_names_are_refused(admin: Any, name: str) -> None:
+    """400 for a name that Azure does not accept."""
     with pytest.raises(HttpResponseError) as caught:
         admin.create_queue(name)
     assert caught.value.status_code == 400
 
 
 def test_names_with_slashes_keep_their_spelling_and_ignore_case(admin: Any) -> None:
-    """`a/b` is one queue, found in any case, listed as it was written."""
+    """`a/b` is one queue, found in any case and listed as it was created."""
     admin.create_queue("contoso/x-servicebus-transfer/0")
     admin.create_queue("Txt/.-_123")
     assert admin.get_queue("CONTOSO/X-Servicebus-Transfer/0").lock_duration == timedelta(minutes=1)
@@ -406,8 +406,8 @@ def test_names_with_slashes_keep_their_spelling_and_ignore_case(admin: Any) -> N
     assert [q.name for q in admin.list_queues()] == ["contoso/x-servicebus-transfer/0"]
 
 
-def test_a_missing_queue_is_not_found_in_every_way(admin: Any) -> None:
-    """get, update and delete raise what they raise against Azure."""
+def test_a_missing_queue_is_not_found(admin: Any) -> None:
+    """get, update and delete raise the errors that they raise against Azure."""
     queue = admin.create_queue("gone")
     admin.delete_queue("gone")
     with pytest.raises(ResourceNotFoundError):
@@ -421,7 +421,7 @@ def test_a_missing_queue_is_not_found_in_every_way(admin: Any) -> None:
         admin.delete_queue("gone")
 
 
-def test_what_exists_cannot_be_created_again_whatever_its_kind(admin: Any) -> None:
+def test_an_existing_entity_cannot_be_created_again(admin: Any) -> None:
     """Queues and topics share their names."""
     admin.create_queue("q")
     admin.create_topic("t")
@@ -432,7 +432,7 @@ def test_what_exists_cannot_be_created_again_whatever_its_kind(admin: Any) -> No
 
 
 def test_long_lists_come_in_pages(admin: Any) -> None:
-    """The client follows the links to the end; nothing twice, nothing missing."""
+    """The client follows the links to the end: each entity is listed once."""
     names = sorted(f"q{n:03}" for n in range(205))
     for name in names:
         admin.create_queue(name)
@@ -440,7 +440,7 @@ def test_long_lists_come_in_pages(admin: Any) -> None:
     assert [q.name for q in admin.list_queues_runtime_properties()] == names
 
 
-def test_runtime_properties_count_what_is_there(admin: Any, fake: FakeBroker) -> None:
+def test_runtime_properties_have_every_count(admin: Any, fake: FakeBroker) -> None:
     """Every count reaches the client under its own name."""
     admin.create_queue("busy")
     admin.create_topic("t")
@@ -469,8 +469,8 @@ def test_runtime_properties_count_what_is_there(admin: Any, fake: FakeBroker) ->
 # topics and subscriptions
 
 
-def test_topics_through_their_life(admin: Any) -> None:
-    """Created, listed, changed, deleted; the runtime properties count subscriptions and filters."""
+def test_a_topic_is_created_listed_updated_and_deleted(admin: Any) -> None:
+    """The runtime properties count subscriptions and filters."""
     admin.create_topic("T/1", max_size_in_megabytes=2048, support_ordering=False, user_metadata="m")
     topic = admin.get_topic("t/1")
     assert (topic.max_size_in_megabytes, topic.support_ordering, topic.user_metadata) == (2048, False, "m")
@@ -499,7 +499,7 @@ def test_topics_through_their_life(admin: Any) -> None:
 
 
 def test_a_topic_is_accessed_when_it_gets_a_subscription(admin: Any) -> None:
-    """Also if nobody has sent anything to it yet."""
+    """A topic's time of access is set before the first message."""
     topic = admin.create_topic("t")
     admin.update_topic(topic, auto_delete_on_idle=timedelta(minutes=100))
     admin.create_subscription("t", "s")
@@ -507,8 +507,8 @@ def test_a_topic_is_accessed_when_it_gets_a_subscription(admin: Any) -> None:
     assert runtime.created_at_utc < runtime.updated_at_utc < runtime.accessed_at_utc
 
 
-def test_subscriptions_through_their_life(admin: Any, site: Site) -> None:
-    """Created, listed, changed, forwarded, deleted."""
+def test_a_subscription_is_created_listed_updated_and_deleted(admin: Any, site: Site) -> None:
+    """A subscription can also be given a forward."""
     admin.create_queue("q")
     admin.create_topic("t")
     made = admin.create_subscription(
@@ -556,7 +556,7 @@ def test_subscriptions_through_their_life(admin: Any, site: Site) -> None:
 
 
 def test_missing_subscriptions_and_topics_are_not_found(admin: Any) -> None:
-    """Below a topic the service says 404, without a topic it shows nothing: both are not-found here."""
+    """The service has 404 below a topic and an empty feed without a topic: the client raises not-found for both."""
     admin.create_topic("t")
     made = admin.create_subscription("t", "s")
     admin.delete_subscription("t", "s")
@@ -579,7 +579,7 @@ def test_missing_subscriptions_and_topics_are_not_found(admin: Any) -> None:
     assert list(admin.list_subscriptions("nowhere")) == []
 
 
-def test_a_subscription_may_be_called_like_a_word_of_its_path(admin: Any) -> None:
+def test_a_subscription_may_be_named_like_a_segment_of_its_path(admin: Any) -> None:
     """`t/Subscriptions/subscriptions/Rules/rules` is a rule."""
     admin.create_topic("t")
     admin.create_subscription("t", "subscriptions")
@@ -601,8 +601,8 @@ VALUES = {
 }
 
 
-def test_rules_through_their_life(admin: Any) -> None:
-    """Every kind of filter and action, with typed values, survives; the default rule is there at once."""
+def test_a_rule_is_created_listed_updated_and_deleted(admin: Any) -> None:
+    """Every filter, action and typed value is kept; a subscription begins with the default rule."""
     admin.create_topic("t")
     admin.create_subscription("t", "s")
     (default,) = admin.list_rules("t", "s")
@@ -649,7 +649,7 @@ def test_rules_through_their_life(admin: Any) -> None:
 
 
 def test_an_update_of_a_rule_without_a_name_is_refused(admin: Any) -> None:
-    """400, and the default rule stays as it was: nobody named it."""
+    """400, and the default rule is unchanged."""
     admin.create_topic("t")
     admin.create_subscription("t", "s")
     rule = admin.create_rule("t", "s", "r", filter=SqlRuleFilter("a = 1"))
@@ -674,7 +674,7 @@ def test_a_filter_that_does_not_parse_is_refused(admin: Any) -> None:
 
 
 def test_namespace_properties(admin: Any) -> None:
-    """Its name, and the tier that localbus imitates."""
+    """The namespace has its name, and the tier that localbus imitates."""
     namespace = admin.get_namespace_properties()
     assert namespace.name == "contoso"
     assert (namespace.messaging_sku, namespace.namespace_type) == ("Standard", "Messaging")
@@ -683,22 +683,22 @@ def test_namespace_properties(admin: Any) -> None:
 
 
 def test_a_wrong_key_is_an_authentication_error(site: Site) -> None:
-    """401 with the service's body, for reading as for writing."""
+    """401 with the service's body, for reads and writes."""
     wrong = site.connection_string.replace(KEY, "bm90IHRoZSBrZXk=")
     with ServiceBusAdministrationClient.from_connection_string(wrong, connection_verify=site.ca_file) as client:
         for attempt in (lambda: client.create_queue("q"), lambda: client.get_queue("q")):
             with pytest.raises(ClientAuthenticationError) as caught:
                 attempt()
             assert caught.value.status_code == 401
-    status, body = site.ask("GET", "/q", Authorization=site.sas("wrong"))
+    status, body = site.send_request("GET", "/q", Authorization=site.sas("wrong"))
     assert (status, body.startswith("<Error><Code>401</Code><Detail>")) == (401, True)
     assert "TrackingId:" in body
-    assert site.ask("DELETE", "/q", Authorization="")[0] == 401
+    assert site.send_request("DELETE", "/q", Authorization="")[0] == 401
 
 
 @pytest.mark.parametrize("version", list(ApiVersion))
-def test_every_api_version_is_spoken(site: Site, version: ApiVersion) -> None:
-    """The oldest knows nothing of the largest message."""
+def test_every_api_version_is_supported(site: Site, version: ApiVersion) -> None:
+    """The oldest version has no maximum message size."""
     with sync(site, api_version=version) as client:
         client.create_queue("q")
         size = client.get_queue("q").max_message_size_in_kilobytes
@@ -712,81 +712,81 @@ def test_every_api_version_is_spoken(site: Site, version: ApiVersion) -> None:
 
 def test_every_spelling_of_a_path_is_understood(site: Site) -> None:
     """Trailing slashes, any case, escapes, with and without a version or `enrich`."""
-    assert site.ask("PUT", "/a%2Fb?api-version=2021-05", put(""))[0] == 201
-    assert site.ask("PUT", "/t", put("", "TopicDescription"))[0] == 201
-    assert site.ask("PUT", "/t/SUBSCRIPTIONS/s", put("", "SubscriptionDescription"))[0] == 201
+    assert site.send_request("PUT", "/a%2Fb?api-version=2021-05", put_body(""))[0] == 201
+    assert site.send_request("PUT", "/t", put_body("", "TopicDescription"))[0] == 201
+    assert site.send_request("PUT", "/t/SUBSCRIPTIONS/s", put_body("", "SubscriptionDescription"))[0] == 201
     for path in ("/a/b", "/A%2fB?enrich=true&api-version=2024-05", "/a/b/"):
-        assert '<title type="text">a/b</title>' in site.ask("GET", path)[1]
+        assert '<title type="text">a/b</title>' in site.send_request("GET", path)[1]
     for path in ("/$Resources/queues", "/$Resources/Queues/", "/$resources/QUEUES?$skip=0&$top=5"):
-        assert '<title type="text">a/b</title>' in site.ask("GET", path)[1]
+        assert '<title type="text">a/b</title>' in site.send_request("GET", path)[1]
     for path in ("/t/subscriptions", "/t/Subscriptions/", "/T/SUBSCRIPTIONS?&$top=1"):
-        assert "/t/Subscriptions/s</id>" in site.ask("GET", path)[1]
+        assert "/t/Subscriptions/s</id>" in site.send_request("GET", path)[1]
     for path in ("/t/subscriptions/s/rules", "/t/Subscriptions/s/Rules/?"):
-        assert f"<id>https://{site.address}/t/Subscriptions/s/Rules/$Default</id>" in site.ask("GET", path)[1]
-    assert "<Name>contoso</Name>" in site.ask("GET", "/$namespaceInfo")[1]
+        assert f"<id>https://{site.address}/t/Subscriptions/s/Rules/$Default</id>" in site.send_request("GET", path)[1]
+    assert "<Name>contoso</Name>" in site.send_request("GET", "/$namespaceInfo")[1]
 
 
-def test_where_nothing_is_the_service_lists_its_public_services(site: Site) -> None:
-    """200 and this very title: Go's client knows a missing entity by it."""
+def test_a_missing_entity_is_an_empty_feed_of_public_services(site: Site) -> None:
+    """200 with this title: Go's client recognizes a missing entity by it."""
     for path in ("/missing", "/missing/subscriptions/s", "/", "/$Resources/relays"):
-        status, body = site.ask("GET", path)
+        status, body = site.send_request("GET", path)
         assert (status, '<title type="text">Publicly Listed Services</title>' in body) == (200, True)
-    site.ask("PUT", "/t", put("", "TopicDescription"))
-    status, body = site.ask("GET", "/t/Subscriptions/s")
+    site.send_request("PUT", "/t", put_body("", "TopicDescription"))
+    status, body = site.send_request("GET", "/t/Subscriptions/s")
     assert (status, "Entity 'contoso:Topic:t|s' was not found." in body) == (404, True)
 
 
 def test_pages_link_to_the_next_one_only_if_there_is_one(site: Site) -> None:
     """Python reads `$skip` and `$top` from the link, JavaScript `$skip`."""
     for n in range(5):
-        site.ask("PUT", f"/q{n}", put(""))
-    _, body = site.ask("GET", "/$Resources/queues?$skip=1&$top=2&api-version=2021-05")
+        site.send_request("PUT", f"/q{n}", put_body(""))
+    _, body = site.send_request("GET", "/$Resources/queues?$skip=1&$top=2&api-version=2021-05")
     link = f"https://{site.address}/$Resources/queues?api-version=2021-05&amp;enrich=False&amp;$skip=3&amp;$top=2"
     assert f'<link rel="next" href="{link}"/>' in body
     assert [n for n in range(5) if f">q{n}<" in body] == [1, 2]
-    assert 'rel="next"' not in site.ask("GET", "/$Resources/queues?$skip=3&$top=2")[1]
-    assert "<entry" not in site.ask("GET", "/$Resources/queues?$skip=5")[1]
+    assert 'rel="next"' not in site.send_request("GET", "/$Resources/queues?$skip=3&$top=2")[1]
+    assert "<entry" not in site.send_request("GET", "/$Resources/queues?$skip=5")[1]
     for query in ("$skip=-1", "$top=-1", "$top=many"):
-        status, body = site.ask("GET", f"/$Resources/queues?{query}")
+        status, body = site.send_request("GET", f"/$Resources/queues?{query}")
         assert (status, "should be non-negative integer" in body) == (400, True)
 
 
 def test_a_default_rule_can_be_given_with_the_subscription(site: Site) -> None:
-    """Java and Go create a subscription and its first rule at once."""
-    site.ask("PUT", "/t", put("", "TopicDescription"))
+    """Java and Go create a subscription and its first rule in one request."""
+    site.send_request("PUT", "/t", put_body("", "TopicDescription"))
     rule = (
         '<DefaultRuleDescription><Filter i:type="SqlFilter" xmlns:i="http://www.w3.org/2001/XMLSchema-instance">'
         "<SqlExpression>a=1</SqlExpression></Filter><Name>mine</Name></DefaultRuleDescription>"
     )
-    assert site.ask("PUT", "/t/subscriptions/s", put(rule, "SubscriptionDescription"))[0] == 201
+    assert site.send_request("PUT", "/t/subscriptions/s", put_body(rule, "SubscriptionDescription"))[0] == 201
     with sync(site) as client:
         (found,) = client.list_rules("t", "s")
     assert (found.name, found.filter.sql_expression) == ("mine", "a=1")
 
 
 def test_a_rule_put_at_the_list_is_named_by_its_description(site: Site) -> None:
-    """Go's client does so for the default rule."""
-    site.ask("PUT", "/t", put("", "TopicDescription"))
-    site.ask("PUT", "/t/subscriptions/s", put("", "SubscriptionDescription"))
-    site.ask("DELETE", "/t/subscriptions/s/rules/$Default")
-    body = put("<Name>$Default</Name>", "RuleDescription")
-    assert site.ask("PUT", "/t/Subscriptions/s/Rules/", body)[0] == 201
-    assert site.ask("GET", "/t/Subscriptions/s/Rules/$Default")[0] == 200
+    """Go's client creates the default rule in this way."""
+    site.send_request("PUT", "/t", put_body("", "TopicDescription"))
+    site.send_request("PUT", "/t/subscriptions/s", put_body("", "SubscriptionDescription"))
+    site.send_request("DELETE", "/t/subscriptions/s/rules/$Default")
+    body = put_body("<Name>$Default</Name>", "RuleDescription")
+    assert site.send_request("PUT", "/t/Subscriptions/s/Rules/", body)[0] == 201
+    assert site.send_request("GET", "/t/Subscriptions/s/Rules/$Default")[0] == 200
 
 
-def test_supplementary_tokens_and_https_forwards_are_taken(site: Site) -> None:
-    """Java sends https:// without a port; the tokens for the destination are accepted unread."""
-    site.ask("PUT", "/sink", put(""))
-    body = put("<ForwardTo>https://127.0.0.1/sink</ForwardTo>")
+def test_supplementary_tokens_and_https_forwards_are_accepted(site: Site) -> None:
+    """Java sends https:// without a port; tokens for the destination are accepted unread."""
+    site.send_request("PUT", "/sink", put_body(""))
+    body = put_body("<ForwardTo>https://127.0.0.1/sink</ForwardTo>")
     tokens = {"ServiceBusSupplementaryAuthorization": "x", "ServiceBusDlqSupplementaryAuthorization": "y"}
-    status, answer = site.ask("PUT", "/source", body, **tokens)
+    status, answer = site.send_request("PUT", "/source", body, **tokens)
     assert (status, f"<ForwardTo>sb://{site.address}/sink</ForwardTo>" in answer) == (201, True)
 
 
-def test_an_update_that_is_silent_about_fixed_properties_keeps_them(site: Site) -> None:
-    """Go's users send only what they change; what they leave out and may change is the default again."""
-    site.ask("PUT", "/q", put("<RequiresSession>true</RequiresSession><UserMetadata>m</UserMetadata>"))
-    status, body = site.ask("PUT", "/q", put("<Status>Disabled</Status>"), If_Match="*")
+def test_an_update_without_the_immutable_settings_keeps_them(site: Site) -> None:
+    """Go's users send only their changes; other settings that are left out get their defaults."""
+    site.send_request("PUT", "/q", put_body("<RequiresSession>true</RequiresSession><UserMetadata>m</UserMetadata>"))
+    status, body = site.send_request("PUT", "/q", put_body("<Status>Disabled</Status>"), If_Match="*")
     assert status == 200
     assert "<RequiresSession>true</RequiresSession>" in body
     assert "<Status>Disabled</Status>" in body
@@ -798,80 +798,83 @@ def test_an_update_that_is_silent_about_fixed_properties_keeps_them(site: Site) 
     [
         ("/q", ""),
         ("/q", "<entry"),
-        ("/q", put("").replace("<entry", "<!DOCTYPE entry><entry", 1)),
+        ("/q", put_body("").replace("<entry", "<!DOCTYPE entry><entry", 1)),
         ("/q", "<a>" * 100 + "</a>" * 100),
-        ("/q", put("", "RuleDescription")),
-        ("/q/subscriptions/s", put("")),
-        ("/q/subscriptions/s/rules/r", put("", "SubscriptionDescription")),
-        ("/q/subscriptions", put("", "TopicDescription")),
-        ("/", put("")),
-        ("/$Resources/queues", put("")),
+        ("/q", put_body("", "RuleDescription")),
+        ("/q/subscriptions/s", put_body("")),
+        ("/q/subscriptions/s/rules/r", put_body("", "SubscriptionDescription")),
+        ("/q/subscriptions", put_body("", "TopicDescription")),
+        ("/", put_body("")),
+        ("/$Resources/queues", put_body("")),
     ],
 )
-def test_bad_bodies_are_refused(site: Site, path: str, body: str) -> None:
-    """400 in the service's XML, whatever is wrong."""
-    status, answer = site.ask("PUT", path, body)
+def test_invalid_bodies_are_refused(site: Site, path: str, body: str) -> None:
+    """400 in the service's XML."""
+    status, answer = site.send_request("PUT", path, body)
     assert (status, answer.startswith("<Error><Code>400</Code><Detail>")) == (400, True)
 
 
 def test_unknown_methods_are_refused(site: Site) -> None:
-    """What is no management is 405."""
-    assert site.ask("POST", "/q", "x")[0] == 405
-    assert site.ask("DELETE", "/q/subscriptions")[0] == 405
+    """405 for methods other than GET, PUT and DELETE."""
+    assert site.send_request("POST", "/q", "x")[0] == 405
+    assert site.send_request("DELETE", "/q/subscriptions")[0] == 405
 
 
-def test_every_mutation_is_committed_before_it_is_answered(site: Site, fake: FakeBroker) -> None:
-    """One commit for each change, none for what only reads or fails."""
+def test_every_change_is_committed_before_its_response(site: Site, fake: FakeBroker) -> None:
+    """One commit for each change, none for a read or an error."""
     requests = [
-        ("PUT", "/t", put("", "TopicDescription"), 1),
-        ("PUT", "/t", put("", "TopicDescription"), 0),
-        ("PUT", "/t/subscriptions/s", put("", "SubscriptionDescription"), 1),
-        ("PUT", "/t/subscriptions/s/rules/r", put("", "RuleDescription"), 1),
+        ("PUT", "/t", put_body("", "TopicDescription"), 1),
+        ("PUT", "/t", put_body("", "TopicDescription"), 0),
+        ("PUT", "/t/subscriptions/s", put_body("", "SubscriptionDescription"), 1),
+        ("PUT", "/t/subscriptions/s/rules/r", put_body("", "RuleDescription"), 1),
         ("GET", "/t", "", 0),
         ("DELETE", "/t/subscriptions/s/rules/r", "", 1),
         ("DELETE", "/missing", "", 0),
         ("DELETE", "/t", "", 1),
-        ("PUT", "/hub", put("", "EventHubDescription"), 1),
+        ("PUT", "/hub", put_body("", "EventHubDescription"), 1),
     ]
     for method, path, body, expected in requests:
         before = fake.commits
-        site.ask(method, path, body)
+        site.send_request(method, path, body)
         assert (method, path, fake.commits - before) == (method, path, expected)
 
 
-def test_event_hubs(site: Site) -> None:
-    """Created with partitions, shown, listed, deleted; the number of partitions stays."""
-    body = put("<PartitionCount>3</PartitionCount>", "EventHubDescription")
-    status, answer = site.ask("PUT", "/logs", body)
+def test_an_event_hub_is_created_listed_and_deleted(site: Site) -> None:
+    """Its number of partitions cannot be changed."""
+    body = put_body("<PartitionCount>3</PartitionCount>", "EventHubDescription")
+    status, answer = site.send_request("PUT", "/logs", body)
     assert (status, "<PartitionCount>3</PartitionCount>" in answer) == (201, True)
-    assert "<d2p1:string>2</d2p1:string>" in site.ask("GET", "/Logs")[1]
-    assert site.ask("PUT", "/logs", body)[0] == 409
-    assert site.ask("PUT", "/logs", put(""))[0] == 409
-    assert site.ask("PUT", "/logs", body, If_Match="*")[0] == 200
-    more = put("<PartitionCount>4</PartitionCount>", "EventHubDescription")
-    status, answer = site.ask("PUT", "/logs", more, If_Match="*")
+    assert "<d2p1:string>2</d2p1:string>" in site.send_request("GET", "/Logs")[1]
+    assert site.send_request("PUT", "/logs", body)[0] == 409
+    assert site.send_request("PUT", "/logs", put_body(""))[0] == 409
+    assert site.send_request("PUT", "/logs", body, If_Match="*")[0] == 200
+    more = put_body("<PartitionCount>4</PartitionCount>", "EventHubDescription")
+    status, answer = site.send_request("PUT", "/logs", more, If_Match="*")
     assert (status, "PartitionCount" in answer) == (400, True)
-    assert site.ask("PUT", "/none", put("<PartitionCount>0</PartitionCount>", "EventHubDescription"))[0] == 400
-    assert "logs</title>" in site.ask("GET", "/$Resources/eventhubs")[1]
-    assert site.ask("DELETE", "/logs")[0] == 200
-    assert "<entry" not in site.ask("GET", "/$Resources/EventHubs")[1]
+    assert (
+        site.send_request("PUT", "/none", put_body("<PartitionCount>0</PartitionCount>", "EventHubDescription"))[0]
+        == 400
+    )
+    assert "logs</title>" in site.send_request("GET", "/$Resources/eventhubs")[1]
+    assert site.send_request("DELETE", "/logs")[0] == 200
+    assert "<entry" not in site.send_request("GET", "/$Resources/EventHubs")[1]
 
 
-def test_further_handlers_are_authorized_first(site: Site, fake: FakeBroker) -> None:
-    """What hangs beside the REST (fault injection) needs Manage too."""
-    assert site.ask("POST", "/$localbus/faults/x", "{}") == (202, "faults $localbus/faults/x")
-    assert site.ask("POST", "/$localbus/faults", "{}", Authorization="")[0] == 401
-    status, answer = site.ask("DELETE", "/$localbus/faults/unknown")
+def test_extra_handlers_need_manage(site: Site, fake: FakeBroker) -> None:
+    """Handlers beside the REST API (fault injection) need the Manage claim, too."""
+    assert site.send_request("POST", "/$localbus/faults/x", "{}") == (202, "faults $localbus/faults/x")
+    assert site.send_request("POST", "/$localbus/faults", "{}", Authorization="")[0] == 401
+    status, answer = site.send_request("DELETE", "/$localbus/faults/unknown")
     assert (status, "The messaging entity 'unknown' could not be found." in answer) == (404, True)
-    assert site.ask("GET", "/$localbus/faultsy")[0] == 200  # another path: nothing there
+    assert site.send_request("GET", "/$localbus/faultsy")[0] == 200  # another path: nothing there
 
 
 def test_names_are_escaped_in_ids(site: Site) -> None:
-    """A rule's name may hold what a URL may not."""
-    site.ask("PUT", "/t", put("", "TopicDescription"))
-    site.ask("PUT", "/t/subscriptions/s", put("", "SubscriptionDescription"))
+    """A rule's name may have characters that a URL may not."""
+    site.send_request("PUT", "/t", put_body("", "TopicDescription"))
+    site.send_request("PUT", "/t/subscriptions/s", put_body("", "SubscriptionDescription"))
     name = quote("a & <b>")
-    assert site.ask("PUT", f"/t/subscriptions/s/rules/{name}", put("", "RuleDescription"))[0] == 201
-    answer = site.ask("GET", f"/t/subscriptions/s/rules/{name}")[1]
+    assert site.send_request("PUT", f"/t/subscriptions/s/rules/{name}", put_body("", "RuleDescription"))[0] == 201
+    answer = site.send_request("GET", f"/t/subscriptions/s/rules/{name}")[1]
     assert '<title type="text">a &amp; &lt;b&gt;</title>' in answer
     assert "/Rules/a%20&amp;%20%3Cb%3E</id>" in answer

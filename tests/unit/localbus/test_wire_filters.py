@@ -1,4 +1,4 @@
-"""The filter on a connection's bytes: what it bounds, notes, renumbers and pads, however the bytes are cut."""
+"""The wire filters: limits, message formats, delivery-ids and padding, wherever the stream is cut."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pairbus.domain.amqp.codec import Described, UInt, decode, encode
-from pairbus.localbus.amqp.wire import MAX_FRAME, MAX_LINKS, FramingError, Inbound, Outbound, check_depth
+from pairbus.domain.amqp.codec import Array, Described, Symbol, UByte, UInt, decode, encode
+from pairbus.localbus.amqp.wire.frames import MAX_FRAME, PROTON_MAX_FRAME, FramingError, check_depth
+from pairbus.localbus.amqp.wire.inbound import MAX_LINKS, InboundFilter
+from pairbus.localbus.amqp.wire.outbound import OutboundFilter
 from tests.support import amqp_frames as amqp
 from tests.support.fuzz_frames import seeds
 
@@ -18,19 +20,20 @@ BATCH = 0x80013700
 PLAIN = amqp.Symbol("PLAIN")
 
 
-def through(*frames: bytes) -> list[tuple[int, int, list[Any], bytes]]:
-    """What Proton would see of a client's frames after its open."""
+def filtered(*frames: bytes) -> list[tuple[int, int, list[Any], bytes]]:
+    """Return the performatives that Proton gets for a client's frames after its open."""
     return [amqp.read_performative(raw) for raw in amqp.split_frames(opened().feed(b"".join(frames)))]
 
 
-def opened() -> Inbound:
-    inbound = Inbound()
+def opened() -> InboundFilter:
+    """Return a filter that has seen the client's open."""
+    inbound = InboundFilter()
     inbound.feed(amqp.open_())
     return inbound
 
 
-def linked(*handles: int, channel: int = 0) -> Inbound:
-    """A filter that has seen the client attach these senders."""
+def linked(*handles: int, channel: int = 0) -> InboundFilter:
+    """Return a filter that has seen the client attach these senders."""
     inbound = opened()
     inbound.feed(amqp.begin(channel))
     for handle in handles:
@@ -38,31 +41,31 @@ def linked(*handles: int, channel: int = 0) -> Inbound:
     return inbound
 
 
-def ids(raw: bytes) -> list[int | None]:
-    """The delivery ids of the transfers in some bytes."""
+def delivery_ids(raw: bytes) -> list[int | None]:
+    """Return the delivery-ids of the transfers in some bytes."""
     found = [amqp.read_performative(each) for each in amqp.split_frames(raw)]
     return [fields[1] for code, _, fields, _ in found if code == amqp.TRANSFER]
 
 
 @pytest.mark.parametrize(("name", "stream"), seeds().items(), ids=seeds())
-def test_where_the_bytes_are_cut_makes_no_difference(name: str, stream: bytes) -> None:
-    """Whole, one by one, or cut at any byte: Proton gets the same bytes, and the same formats are noted."""
-    whole = Inbound()
+def test_the_result_does_not_depend_on_where_the_input_is_cut(name: str, stream: bytes) -> None:
+    """Whole, byte by byte, or cut at any byte, Proton gets the same bytes and the same formats are recorded."""
+    whole = InboundFilter()
     wanted = whole.feed(stream)
-    single = Inbound()
+    single = InboundFilter()
     assert b"".join(single.feed(stream[i : i + 1]) for i in range(len(stream))) == wanted
-    assert single.formats == whole.formats
+    assert single.message_formats == whole.message_formats
     step = max(1, len(stream) // 300)
     for cut in range(0, len(stream), step):
-        halved = Inbound()
+        halved = InboundFilter()
         assert halved.feed(stream[:cut]) + halved.feed(stream[cut:]) == wanted
-        assert halved.formats == whole.formats
+        assert halved.message_formats == whole.message_formats
 
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_the_answers_bytes_may_be_cut_anywhere_too(data: st.DataObject) -> None:
-    """Proton hands its output over in pieces of any size; the client's bytes are the same."""
+def test_the_result_does_not_depend_on_where_the_output_is_cut(data: st.DataObject) -> None:
+    """Proton returns its output in pieces of any size; the client gets the same bytes."""
     frames = [
         amqp.performative(amqp.BEGIN, UInt(0), UInt(0)),
         amqp.performative(amqp.FLOW, UInt(0)),
@@ -73,15 +76,15 @@ def test_the_answers_bytes_may_be_cut_anywhere_too(data: st.DataObject) -> None:
     ]
     stream = amqp.AMQP_HEADER + b"".join(data.draw(st.lists(st.sampled_from(frames), max_size=8)))
     cuts = sorted(data.draw(st.sets(st.integers(0, len(stream)), max_size=6)))
-    wanted = Outbound(Inbound()).feed(stream)
-    outbound = Outbound(Inbound())
+    wanted = OutboundFilter(InboundFilter()).feed(stream)
+    outbound = OutboundFilter(InboundFilter())
     pieces = zip([0, *cuts], [*cuts, len(stream)], strict=True)
     assert b"".join(outbound.feed(stream[a:b]) for a, b in pieces) == wanted
 
 
 def test_performatives_get_all_their_fields() -> None:
-    """Trailing nulls that were left out are written; a payload stays where it is."""
-    outbound = Outbound(Inbound())
+    """Trailing nulls that Proton left out are written; a payload is unchanged."""
+    outbound = OutboundFilter(InboundFilter())
     counts = {0x10: 10, 0x11: 8, 0x12: 14, 0x13: 11, 0x14: 11, 0x15: 6, 0x16: 3, 0x17: 1, 0x18: 1}
     for code, count in counts.items():
         raw = outbound.feed(amqp.performative(code, UInt(1), payload=b"payload"))
@@ -91,9 +94,9 @@ def test_performatives_get_all_their_fields() -> None:
         assert all(field is None for field in fields[1:])
 
 
-def test_a_settlement_without_a_state_is_not_passed_on() -> None:
-    """Of what we sent: no client can do anything with it. One with a state, or of what the client sent, is."""
-    outbound = Outbound(opened())
+def test_a_disposition_without_a_state_is_dropped() -> None:
+    """It is dropped for deliveries of localbus; with a state, or for deliveries of the client, it is sent."""
+    outbound = OutboundFilter(opened())
     accepted = amqp.Raw(amqp.described(0x24))
     bare = amqp.performative(amqp.DISPOSITION, False, UInt(1), None, True)
     assert outbound.feed(bare) == b""
@@ -105,32 +108,32 @@ def test_a_settlement_without_a_state_is_not_passed_on() -> None:
 
 @pytest.mark.parametrize("limit", [512, 600, 4096, 65_536])
 def test_padding_never_makes_a_frame_larger_than_the_client_takes(limit: int) -> None:
-    """Proton is told of smaller frames than the client takes, so that a full one still has room for its nulls."""
-    inbound = Inbound()
+    """Proton is told a smaller limit than the client's, so that a full frame has room for the nulls."""
+    inbound = InboundFilter()
     seen = amqp.read_performative(inbound.feed(amqp.open_(max_frame=limit)))[2][2]
     assert 512 <= seen <= limit
     transfer = amqp.performative(amqp.TRANSFER, UInt(0), UInt(0), b"\0" * 16, UInt(0))
     full = transfer[4:] + b"x" * (seen - len(transfer))
-    out = Outbound(inbound).feed(struct.pack(">I", len(full) + 4) + full)
+    out = OutboundFilter(inbound).feed(struct.pack(">I", len(full) + 4) + full)
     assert len(out) <= limit
     if limit > 600:
         assert len(amqp.read_performative(out)[2]) == 11
 
 
-def test_a_clients_limit_below_amqps_own_is_taken_for_that() -> None:
-    """No client may ask for frames of less than 512 bytes."""
-    assert amqp.read_performative(Inbound().feed(amqp.open_(max_frame=1)))[2][2] == 512
+def test_a_client_s_limit_is_at_least_amqp_s_minimum() -> None:
+    """A frame limit below 512 bytes is read as 512."""
+    assert amqp.read_performative(InboundFilter().feed(amqp.open_(max_frame=1)))[2][2] == 512
 
 
-# --- delivery ids -------------------------------------------------------------------------------------------------
+# --- delivery-ids -------------------------------------------------------------------------------------------------
 
 
-def test_ids_in_order_are_left_alone() -> None:
-    """A well-behaved client's frames reach Proton byte for byte."""
+def test_ids_in_order_are_unchanged() -> None:
+    """A client's frames with ids in order reach Proton byte for byte."""
     inbound = linked(0, 1)
     stream = amqp.transfer(0, 7, b"a") + amqp.transfer(1, 8, b"b", more=True) + amqp.transfer(1, None, b"c")
     assert inbound.feed(stream) == stream
-    assert not inbound.renumbers(0)
+    assert not inbound.has_renumbered(0)
 
 
 def test_ids_wrap_around() -> None:
@@ -146,13 +149,14 @@ def test_ids_wrap_around() -> None:
     st.integers(0, 2**32 - 1),
 )
 @settings(max_examples=150)
-def test_ids_in_any_order_come_back_as_they_were_given(
+def test_dispositions_have_the_client_s_own_ids(
     deliveries: list[tuple[int, int, bool]], order: list[int], base: int
 ) -> None:
-    """Deliveries of several frames, interleaved between links, with ids in any order: Proton sees a sequence, and
-    every settlement reaches the client under its own number."""
+    """For deliveries of several frames on several links, with ids in any order, Proton gets a sequence, and every
+    disposition reaches the client under its own id.
+    """
     inbound = linked(0, 1, 2)
-    outbound = Outbound(inbound)
+    outbound = OutboundFilter(inbound)
     outbound.feed(amqp.performative(amqp.BEGIN, UInt(0), UInt(0)))
     given_ids = [(base + order[n]) % 2**32 for n in range(len(deliveries))]
     seen: list[int] = []
@@ -169,7 +173,7 @@ def test_ids_in_any_order_come_back_as_they_were_given(
                 )
             )
             if index == 0:
-                seen += ids(raw)  # type: ignore[arg-type]
+                seen += delivery_ids(raw)  # type: ignore[arg-type]
     assert seen == [(given_ids[0] + n) % 2**32 for n in range(len(deliveries))]
     first, last = seen[0], seen[-1]
     answer = outbound.feed(amqp.performative(amqp.DISPOSITION, True, UInt(first), UInt(last), True))
@@ -181,7 +185,7 @@ def test_ids_in_any_order_come_back_as_they_were_given(
     wanted = {id for (_, _, settled), id in zip(deliveries, given_ids, strict=True) if not settled}
     assert wanted <= set(told)
     assert len(told) == len(deliveries)
-    assert not inbound.renumbers(0), "nothing is remembered of what was answered"
+    assert not inbound.has_renumbered(0), "nothing is remembered of what was answered"
 
 
 def test_an_id_repeated_on_later_frames_is_renumbered_too() -> None:
@@ -189,25 +193,25 @@ def test_an_id_repeated_on_later_frames_is_renumbered_too() -> None:
     inbound = linked(0)
     inbound.feed(amqp.transfer(0, 5, b"a"))
     raw = inbound.feed(amqp.transfer(0, 9, b"b", more=True) + amqp.transfer(0, 9, b"c"))
-    assert ids(raw) == [6, 6]
+    assert delivery_ids(raw) == [6, 6]
 
 
-def test_an_aborted_delivery_is_over() -> None:
-    """What follows on the link is a new delivery, whether or not the abort said there was more."""
+def test_an_aborted_delivery_ends() -> None:
+    """The next transfer on the link is a new delivery, whatever the aborted frame's `more` says."""
     for more in (False, True):
         inbound = linked(0)
         inbound.feed(amqp.transfer(0, 0, b"a", more=True))
         inbound.feed(amqp.transfer(0, None, b"", more=more, aborted=True))
-        assert ids(inbound.feed(amqp.transfer(0, 7, b"b"))) == [1]
+        assert delivery_ids(inbound.feed(amqp.transfer(0, 7, b"b"))) == [1]
 
 
 def test_a_delivery_ends_with_its_link_or_session() -> None:
-    """What was half sent when a link was detached, or its session ended, is no part of what comes after."""
+    """An incomplete delivery is no part of a later one after a detach or an end."""
     inbound = linked(0)
     inbound.feed(amqp.transfer(0, 0, b"a", more=True))
     inbound.feed(amqp.performative(amqp.DETACH, UInt(0), True))
     inbound.feed(amqp.attach("again", 0, "q"))
-    assert ids(inbound.feed(amqp.transfer(0, 9, b"b"))) == [1]
+    assert delivery_ids(inbound.feed(amqp.transfer(0, 9, b"b"))) == [1]
     for end in (amqp.performative(amqp.END), amqp.begin()):
         inbound = linked(0)
         inbound.feed(amqp.transfer(0, 0, b"a", more=True))
@@ -216,28 +220,28 @@ def test_a_delivery_ends_with_its_link_or_session() -> None:
         assert inbound.feed(stream) == stream
 
 
-def test_channels_do_not_mix() -> None:
-    """Each session counts its deliveries for itself."""
+def test_each_session_has_its_own_ids() -> None:
+    """Transfers on one channel do not affect the ids of another."""
     inbound = linked(0)
     inbound.feed(amqp.begin(1) + amqp.attach("other", 0, "q", channel=1))
     inbound.feed(amqp.transfer(0, 0, b"a", more=True))
     stream = amqp.transfer(0, 100, b"b", channel=1)
     assert inbound.feed(stream) == stream
-    assert ids(inbound.feed(amqp.transfer(0, None, b"c") + amqp.transfer(0, 50, b"d"))) == [None, 1]
-    assert inbound.renumbers(0)
-    assert not inbound.renumbers(1)
+    assert delivery_ids(inbound.feed(amqp.transfer(0, None, b"c") + amqp.transfer(0, 50, b"d"))) == [None, 1]
+    assert inbound.has_renumbered(0)
+    assert not inbound.has_renumbered(1)
 
 
 # --- formats ------------------------------------------------------------------------------------------------------
 
 
-def test_the_format_of_a_delivery_is_noted_by_link_and_tag() -> None:
-    """Proton hides message-format: it is found under the link's name and the delivery's tag, once per delivery."""
+def test_the_format_of_a_delivery_is_recorded_by_link_and_tag() -> None:
+    """The message-format, which Proton hides, is recorded once per delivery."""
     inbound = linked(3)
     inbound.feed(amqp.transfer(3, 0, b"a", format=BATCH, tag=b"t", more=True))
     inbound.feed(amqp.transfer(3, None, b"b"))
     inbound.feed(amqp.transfer(3, 1, b"c", format=0, tag=b"u"))
-    assert inbound.formats == {(b"link-3", b"t"): BATCH}
+    assert inbound.message_formats == {(b"link-3", b"t"): BATCH}
 
 
 @pytest.mark.parametrize(
@@ -250,30 +254,30 @@ def test_the_format_of_a_delivery_is_noted_by_link_and_tag() -> None:
     ],
     ids=["aborted", "detached", "session ended", "attached again"],
 )
-def test_a_format_ends_with_a_delivery_that_is_never_whole(end: bytes) -> None:
-    """A tag that is used again, for a plain message, is not taken for the batch that it named before."""
+def test_the_format_of_an_incomplete_delivery_is_discarded(end: bytes) -> None:
+    """A message with the same tag is not read as the batch that the tag belonged to."""
     inbound = linked(3)
     inbound.feed(amqp.transfer(3, 0, b"a", format=BATCH, tag=b"t", more=True))
     inbound.feed(end)
     inbound.feed(amqp.transfer(3, 1, b"plain", format=0, tag=b"t"))
-    assert inbound.formats == {}
+    assert inbound.message_formats == {}
 
 
-def test_formats_that_nobody_asks_for_do_not_pile_up() -> None:
-    """A client cannot make the notes grow without end."""
+def test_the_number_of_formats_is_limited() -> None:
+    """A client cannot make the table grow without limit."""
     inbound = linked(0)
     for n in range(25_000):
         inbound.feed(amqp.transfer(0, n, b"", format=BATCH, tag=encode(n)))
-    assert len(inbound.formats) <= 10_001
+    assert len(inbound.message_formats) <= 10_001
 
 
-def test_settled_deliveries_leave_no_trace() -> None:
-    """Nobody is told of them, so their numbers are not kept."""
+def test_ids_of_settled_deliveries_are_not_kept() -> None:
+    """There is no disposition for them."""
     inbound = linked(0)
     inbound.feed(amqp.transfer(0, 0, b""))
     for n in range(100):
         inbound.feed(amqp.transfer(0, 500 + n, b"", settled=True))
-    assert not inbound.renumbers(0)
+    assert not inbound.has_renumbered(0)
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
@@ -311,16 +315,16 @@ REFUSED: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("raw", REFUSED.values(), ids=REFUSED.keys())
-def test_what_proton_should_not_see_is_refused(raw: bytes) -> None:
-    """Each is an error that names the trouble; no other exception, and nothing is passed on."""
+def test_invalid_frames_are_refused(raw: bytes) -> None:
+    """Each raises FramingError, and no other exception; the frames before it are passed on."""
     good = amqp.AMQP_HEADER + amqp.frame(b"")
-    for inbound in (Inbound(), opened()):
+    for inbound in (InboundFilter(), opened()):
         with pytest.raises(FramingError) as refused:
             inbound.feed(good + raw)
-        assert refused.value.before == good, "what came before is still passed on"
+        assert refused.value.valid_bytes == good, "what came before is still passed on"
 
 
-def test_a_transfer_needs_a_sender_and_numbers() -> None:
+def test_invalid_transfers_are_refused() -> None:
     """On a link that the client receives on, or with a handle or id of a wrong type, a transfer is refused."""
     for bad in (
         amqp.transfer(1, 0, b"x"),
@@ -335,8 +339,8 @@ def test_a_transfer_needs_a_sender_and_numbers() -> None:
             inbound.feed(bad)
 
 
-def test_a_connection_has_a_bounded_number_of_links() -> None:
-    """So many that no client needs more; those that were detached do not count."""
+def test_the_number_of_links_is_limited() -> None:
+    """Links that were detached do not count."""
     inbound = opened()
     for n in range(MAX_LINKS + 100):
         inbound.feed(amqp.attach(f"{n}", n, "q", channel=n % 7))
@@ -347,11 +351,11 @@ def test_a_connection_has_a_bounded_number_of_links() -> None:
         inbound.feed(amqp.attach("one more", MAX_LINKS, "q"))
 
 
-def test_an_open_comes_first_and_once() -> None:
-    """Anything before the open, a second one, and SASL behind it are refused."""
+def test_the_open_must_come_first_and_once() -> None:
+    """Frames before the open, a second open, and SASL after it are refused."""
     for first in (amqp.begin(), amqp.attach("x", 0, "q"), amqp.flow(0, 1), amqp.performative(amqp.CLOSE)):
         with pytest.raises(FramingError, match="open"):
-            Inbound().feed(first)
+            InboundFilter().feed(first)
     with pytest.raises(FramingError, match="open"):
         opened().feed(amqp.open_())
     with pytest.raises(FramingError, match="type 1"):
@@ -363,20 +367,20 @@ def test_an_open_comes_first_and_once() -> None:
     [(), (5,), (None, b"\0a\0b"), (PLAIN,), (PLAIN, "\0a\0b"), (PLAIN, b"\0\xff\0\xfe"), (PLAIN, b"a\0b\0c\0d")],
     ids=str,
 )
-def test_a_login_that_cannot_be_read_is_left_to_proton(fields: tuple[Any, ...]) -> None:
-    """It refuses what it does not know; one that can be read, and is good, is told to it as ANONYMOUS."""
+def test_an_unreadable_login_is_passed_to_proton(fields: tuple[Any, ...]) -> None:
+    """Proton refuses it; a valid PLAIN login is passed on as ANONYMOUS, without the key."""
     odd = amqp.frame(amqp.described(0x41, *fields), kind=1)
-    assert Inbound(lambda name, key: True).feed(odd) == odd
+    assert InboundFilter(lambda name, key: True).feed(odd) == odd
     good = amqp.frame(amqp.described(0x41, PLAIN, b"\0name\0key"), kind=1)
-    told = Inbound(lambda name, key: (name, key) == ("name", "key")).feed(good)
+    told = InboundFilter(lambda name, key: (name, key) == ("name", "key")).feed(good)
     assert b"ANONYMOUS" in told
     assert b"key" not in told
 
 
-def test_an_unfinished_frame_waits() -> None:
-    """Half a frame is neither passed on nor refused."""
+def test_an_incomplete_frame_is_kept() -> None:
+    """A frame is passed on when its last byte has arrived."""
     whole = amqp.open_()
-    inbound = Inbound()
+    inbound = InboundFilter()
     assert inbound.feed(whole[:-1]) == b""
     assert inbound.feed(whole[-1:]) != b""
 
@@ -384,19 +388,86 @@ def test_an_unfinished_frame_waits() -> None:
 @pytest.mark.parametrize(
     ("credit", "seen"), [(0, 0), (1, 1), (2**31 - 1, 2**31 - 1), (2**31, 2**31 - 1), (2**32 - 1, 2**31 - 1)]
 )
-def test_credit_is_cut_down_to_what_proton_computes_with(credit: int, seen: int) -> None:
-    """Credit without end is a lot of credit; to Proton's signed numbers it would be none."""
-    assert through(amqp.flow(0, credit))[0][2][6] == seen
+def test_credit_is_limited_to_a_signed_number(credit: int, seen: int) -> None:
+    """Proton would read larger credit as negative."""
+    assert filtered(amqp.flow(0, credit))[0][2][6] == seen
 
 
 def test_keep_alive_frames_and_headers_pass() -> None:
-    """Empty frames and protocol headers reach Proton as they are."""
+    """Empty frames and protocol headers reach Proton unchanged."""
     stream = amqp.SASL_HEADER + amqp.frame(b"") + amqp.AMQP_HEADER + amqp.frame(b"", kind=1)
-    assert Inbound().feed(stream) == stream
+    assert InboundFilter().feed(stream) == stream
 
 
-def test_nesting_that_is_in_use_is_allowed() -> None:
-    """A source with a described filter in a map, an error with a map of info: far from the limit."""
+def test_usual_nesting_is_allowed() -> None:
+    """A source with a described filter in a map, and an error with info, are far below the limit."""
     value = encode([Described(UInt(1), [{"a": Described(UInt(2), [{"b": ["c"]}])}])] * 20)
     assert check_depth(value, 0) == len(value)
     assert decode(value)[1] == len(value)
+
+
+@pytest.mark.parametrize(("depth", "allowed"), [(16, True), (17, False)])
+def test_the_depth_limit_is_sixteen(depth: int, allowed: bool) -> None:
+    """A value may have sixteen lists around it."""
+    value = amqp.nested(depth)
+    if allowed:
+        assert check_depth(value, 0) == len(value)
+    else:
+        with pytest.raises(FramingError, match="too deeply"):
+            check_depth(value, 0)
+
+
+# --- links and SASL -----------------------------------------------------------------------------------------------
+
+
+def test_links_that_ask_for_runtime_metrics_are_recorded_until_they_are_detached() -> None:
+    """The capability is among an attach's desired ones, which Proton hides."""
+    metric = Array(0xA3, [Symbol("com.microsoft:enable-receiver-runtime-metric")])
+    inbound = opened()
+    inbound.feed(amqp.performative(amqp.ATTACH, "with", UInt(0), True, *[None] * 9, metric))
+    inbound.feed(amqp.performative(amqp.ATTACH, "without", UInt(1), True, *[None] * 8, metric))
+    assert inbound.runtime_metric_links == {b"with"}
+    inbound.feed(amqp.performative(amqp.DETACH, UInt(0), True))
+    assert inbound.runtime_metric_links == set()
+
+
+def test_formats_are_read_in_any_encoding() -> None:
+    """A message-format may be a uint of one byte, and a tag may have a length of four bytes."""
+    inbound = linked(0)
+    tag = amqp.Raw(b"\xb0\x00\x00\x00\x01t")
+    inbound.feed(amqp.performative(amqp.TRANSFER, UInt(0), UInt(0), tag, amqp.Raw(b"\x52\x07")))
+    inbound.feed(amqp.performative(amqp.TRANSFER, UInt(0), UInt(1), b"u", amqp.Raw(b"\x70\x00\x00\x00\x08")))
+    assert inbound.message_formats == {(b"link-0", b"t"): 7, (b"link-0", b"u"): 8}
+
+
+def test_an_open_without_a_frame_limit_is_unchanged() -> None:
+    """A client without a limit takes frames of any size."""
+    inbound = InboundFilter()
+    stream = amqp.performative(amqp.OPEN, "client", "host")
+    assert inbound.feed(stream) == stream
+    assert inbound.max_frame == 0xFFFFFFFF
+
+
+def test_the_client_gets_the_server_s_own_frame_limit() -> None:
+    """Proton announces more: room for rewritten frames."""
+    raw = OutboundFilter(InboundFilter()).feed(amqp.performative(amqp.OPEN, "server", None, UInt(PROTON_MAX_FRAME)))
+    assert amqp.read_performative(raw)[2][2] == MAX_FRAME
+    assert PROTON_MAX_FRAME - MAX_FRAME == 64
+
+
+def test_the_client_is_offered_the_service_s_mechanisms() -> None:
+    """Proton's own mechanisms are replaced; other SASL frames pass."""
+    outbound = OutboundFilter(InboundFilter())
+    offered = outbound.feed(amqp.frame(amqp.described(0x40, amqp.Symbol("ANONYMOUS")), kind=1))
+    for mechanism in (b"MSSBCBS", b"PLAIN", b"ANONYMOUS", b"EXTERNAL"):
+        assert mechanism in offered
+    outcome = amqp.frame(amqp.described(0x44, UByte(0)), kind=1)
+    assert outbound.feed(outcome) == outcome
+
+
+def test_mssbcbs_is_passed_to_proton_as_anonymous() -> None:
+    """.NET's and Rust's SDKs ask for it, without a key."""
+    init = amqp.frame(amqp.described(0x41, amqp.Symbol("MSSBCBS")), kind=1)
+    assert b"ANONYMOUS" in InboundFilter().feed(init)
+    anonymous = amqp.sasl_init()
+    assert InboundFilter().feed(anonymous) == anonymous

@@ -1,6 +1,6 @@
-"""Clients that mean no good, or know no better, against a real localbus process.
+"""Hostile and defective clients of a real localbus process.
 
-After each of them the process is alive, has not grown, and serves the Azure SDK on another connection.
+After each test the process is alive, has not grown, and serves the Azure SDK on another connection.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ action = "SET c = a + 1; REMOVE b"
 
 
 class Witness:
-    """The Azure SDK on connections of its own, which must not notice anything."""
+    """The Azure SDK on connections of its own, which must not be affected."""
 
     def __init__(self, bus: LocalBus) -> None:
         self._client = ServiceBusClient.from_connection_string(bus.connection_string, retry_total=0)
@@ -74,8 +74,8 @@ class Witness:
         self._client.close()
 
 
-def resident(bus: LocalBus) -> int:
-    """The bytes of memory that the process has."""
+def resident_bytes(bus: LocalBus) -> int:
+    """Return the resident memory of the process."""
     status = Path(f"/proc/{bus.pid}/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS:"))
 
@@ -104,12 +104,12 @@ def witness(bus: LocalBus) -> Iterator[Witness]:
 
 @pytest.fixture(autouse=True)
 def unharmed(bus: LocalBus, witness: Witness) -> Iterator[None]:
-    """What holds after every test of this module."""
-    pid, before, files = bus.pid, resident(bus), open_files(bus)
+    """Assert after every test that the process is alive and serves the SDK."""
+    pid, before, files = bus.pid, resident_bytes(bus), open_files(bus)
     yield
     assert Path(f"/proc/{pid}").exists(), "the process died"
     witness.is_served()
-    grown = resident(bus) - before
+    grown = resident_bytes(bus) - before
     assert grown < 80 * MEGABYTE, f"the process grew by {grown / MEGABYTE:.0f} MB"
     deadline = time.monotonic() + 60
     while open_files(bus) > files + 2 and time.monotonic() < deadline:
@@ -118,7 +118,7 @@ def unharmed(bus: LocalBus, witness: Witness) -> Iterator[None]:
 
 
 def connected(bus: LocalBus, **options: Any) -> Peer:
-    """A raw client that may use everything: `$cbs` is on handles 0 and 1, and has taken its token."""
+    """Return a raw client with a token for everything; `$cbs` is on handles 0 and 1."""
     peer = Peer(bus.port, **options)
     links, token = amqp.authorized(f"sb://127.0.0.1:{bus.port}/", TOKEN)
     peer.send(links)
@@ -129,7 +129,7 @@ def connected(bus: LocalBus, **options: Any) -> Peer:
 
 
 def fill(bus: LocalBus, queue: str, count: int, size: int) -> None:
-    """Messages for a client that will not read them."""
+    """Send messages that the test will not read."""
     client = ServiceBusClient.from_connection_string(bus.connection_string, retry_total=0)
     with client, client.get_queue_sender(queue) as sender:
         for _ in range(count):
@@ -156,38 +156,38 @@ def full_queue(bus: LocalBus) -> str:
 
 
 @pytest.mark.parametrize("window", [0, 1, 2**31 - 1], ids=["window of 0", "window of 1", "endless window"])
-def test_a_client_that_does_not_read_costs_little(
+def test_a_client_that_does_not_read_uses_little_memory(
     bus: LocalBus, witness: Witness, full_queue: str, window: int
 ) -> None:
-    """64 MB wait for a client with all the credit there is, which never reads: a few are buffered, no more."""
+    """Of 64 MB for a client with unlimited credit that never reads, only a few MB are buffered."""
     with connected(bus, receive_buffer=4096) as peer:
-        before = resident(bus)
+        before = resident_bytes(bus)
         peer.send(amqp.attach("in", 2, full_queue, receiver=True, settled=False))
         peer.send(amqp.flow(2, 2**32 - 1, window=window))
         deadline = time.monotonic() + 0.7
         while time.monotonic() < deadline:
-            assert resident(bus) - before < 40 * MEGABYTE
+            assert resident_bytes(bus) - before < 40 * MEGABYTE
             time.sleep(0.05)
         witness.is_served()
 
 
-def test_a_flood_from_far_away_costs_little(bus: LocalBus) -> None:
-    """With some seconds of latency only so much of what a client says is on its way; the rest waits at the client."""
+def test_a_flood_with_added_latency_uses_little_memory(bus: LocalBus) -> None:
+    """With seconds of latency a limited number of bytes is in transit; the client has to wait with the others."""
     peer = connected(bus)
     empty_frame = b"\0\0\0\x08\x02\0\0\0"
-    before, sent = resident(bus), 0
+    before, sent = resident_bytes(bus), 0
     with bus.faults.during("latency", delay=15):
         peer.socket.settimeout(5.0)
         with suppress(TimeoutError):
             while sent < 200 * MEGABYTE:
                 sent += peer.socket.send(empty_frame * 8192)
-        assert resident(bus) - before < 64 * MEGABYTE
+        assert resident_bytes(bus) - before < 64 * MEGABYTE
     assert 8 * MEGABYTE < sent < 100 * MEGABYTE
     peer.socket.close()
 
 
-def test_requests_whose_answers_are_not_read_come_to_an_end(bus: LocalBus, full_queue: str) -> None:
-    """Peeks at large messages, thousands at a time, by a client that reads none of the answers."""
+def test_requests_whose_replies_are_not_read_are_limited(bus: LocalBus, full_queue: str) -> None:
+    """A client that peeks at thousands of large messages and reads no reply uses limited memory."""
     request = {"from-sequence-number": ULong(0), "message-count": 200}
     properties = {"operation": "com.microsoft:peek-message", "type": "entity-mgmt"}
     raw = (
@@ -197,7 +197,7 @@ def test_requests_whose_answers_are_not_read_come_to_an_end(bus: LocalBus, full_
     for credit in (1_000_000, 0):
         with connected(bus, receive_buffer=4096) as peer:
             peer.socket.settimeout(1)
-            before = resident(bus)
+            before = resident_bytes(bus)
             peer.send(
                 amqp.attach("m-out", 2, f"{full_queue}/$management")
                 + amqp.attach("m-in", 3, f"{full_queue}/$management", receiver=True, reply="m")
@@ -208,11 +208,11 @@ def test_requests_whose_answers_are_not_read_come_to_an_end(bus: LocalBus, full_
                 if not peer.send(amqp.transfer(2, n, raw)) or time.monotonic() - started > 3:
                     break
             time.sleep(0.3)
-            assert resident(bus) - before < 80 * MEGABYTE  # a gigabyte was asked for
+            assert resident_bytes(bus) - before < 80 * MEGABYTE  # a gigabyte was asked for
 
 
-def test_requests_that_wait_for_answers_to_be_read_are_bounded(bus: LocalBus, full_queue: str) -> None:
-    """What is not carried out yet is kept, up to some megabytes: then the connection ends."""
+def test_waiting_requests_are_limited(bus: LocalBus, full_queue: str) -> None:
+    """Requests wait until replies are read; after some megabytes of them the connection is closed."""
     request = {"from-sequence-number": ULong(0), "message-count": 200}
     properties = {"operation": "com.microsoft:peek-message", "padding": b"x" * 60_000}
     raw = (
@@ -220,7 +220,7 @@ def test_requests_that_wait_for_answers_to_be_read_are_bounded(bus: LocalBus, fu
         + b"\x00\x53\x74" + encode(properties) + b"\x00\x53\x77" + encode(request)
     )  # fmt: skip
     with connected(bus) as peer:
-        before = resident(bus)
+        before = resident_bytes(bus)
         peer.send(
             amqp.attach("m-out", 2, f"{full_queue}/$management")
             + amqp.attach("m-in", 3, f"{full_queue}/$management", receiver=True, reply="m")
@@ -228,12 +228,12 @@ def test_requests_that_wait_for_answers_to_be_read_are_bounded(bus: LocalBus, fu
         for n in range(1, 900):
             if not peer.send(amqp.transfer(2, n, raw)):
                 break
-        assert ends(peer) == "amqp:resource-limit-exceeded"
-        assert resident(bus) - before < 80 * MEGABYTE
+        assert final_error(peer) == "amqp:resource-limit-exceeded"
+        assert resident_bytes(bus) - before < 80 * MEGABYTE
 
 
-def test_half_a_frame_and_silence(bus: LocalBus, witness: Witness) -> None:
-    """Clients that stop in the middle of a frame, at any place, wait alone."""
+def test_an_incomplete_frame_blocks_no_other_client(bus: LocalBus, witness: Witness) -> None:
+    """Clients that stop at any place in a frame wait without effect on the others."""
     whole = b"".join(amqp.authorized("sb://x/", TOKEN))
     peers = [Peer(bus.port) for _ in range(40)]
     for n, peer in enumerate(peers):
@@ -246,8 +246,8 @@ def test_half_a_frame_and_silence(bus: LocalBus, witness: Witness) -> None:
 # --- bytes that are no AMQP ---------------------------------------------------------------------------------------
 
 
-def ends(peer: Peer, seconds: float = 30.0) -> str | None:
-    """The server's last word; it must hang up."""
+def final_error(peer: Peer, seconds: float = 30.0) -> str | None:
+    """Return the error of the server's close; assert that it closes the connection."""
     try:
         return peer.last_error(seconds)
     except TimeoutError:
@@ -255,18 +255,18 @@ def ends(peer: Peer, seconds: float = 30.0) -> str | None:
 
 
 def test_a_frame_of_4_gigabytes_is_refused(bus: LocalBus) -> None:
-    """Announced before or after the open: a framing error, and the end."""
+    """Before or after the open, such a frame is a framing error that ends the connection."""
     with Peer(bus.port) as peer:
         peer.send(amqp.SASL_HEADER + b"\xff\xff\xff\xff\x02\x01\x00\x00" + b"x" * 100)
-        ends(peer)
+        final_error(peer)
     with connected(bus) as peer:
         peer.send(b"\xff\xff\xff\xff\x02\x00\x00\x00" + b"x" * 100)
-        assert ends(peer) == "amqp:connection:framing-error"
+        assert final_error(peer) == "amqp:connection:framing-error"
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_garbage(bus: LocalBus, seed: int) -> None:
-    """Random bytes, as the first ones or in the middle of a good connection."""
+def test_random_bytes(bus: LocalBus, seed: int) -> None:
+    """Random bytes at the start or in the middle of a connection."""
     rng = random.Random(seed)
     for _ in range(30):
         with Peer(bus.port) as peer:
@@ -274,7 +274,7 @@ def test_garbage(bus: LocalBus, seed: int) -> None:
     for start in (amqp.SASL_HEADER, amqp.AMQP_HEADER, amqp.hello()):
         with Peer(bus.port) as peer:
             peer.send(start + b"\xde\xad" + rng.randbytes(500))
-            ends(peer)
+            final_error(peer)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_garbage(bus: LocalBus, seed: int) -> None:
      b"\x00\x00\x00\x00\x00\x00\x00\x00", b"\x7fELF\x02\x01\x01\x00"],
 )  # fmt: skip
 def test_a_wrong_header_is_answered_and_closed(bus: LocalBus, header: bytes) -> None:
-    """AMQP asks for the right header in answer to a wrong one, then the end."""
+    """A wrong protocol header is answered with the right one, as AMQP requires, and the connection is closed."""
     with Peer(bus.port) as peer:
         peer.send(header + b"\x00" * 20)
         seen = b""
@@ -297,13 +297,13 @@ def test_a_wrong_header_is_answered_and_closed(bus: LocalBus, header: bytes) -> 
 
 
 def encrypted(bus: LocalBus) -> ssl.SSLSocket:
-    """A TLS connection that has shaken hands."""
+    """Return a TLS connection after its handshake."""
     context = ssl.create_default_context(cafile=bus.ca_file)
     return context.wrap_socket(socket.create_connection(("127.0.0.1", bus.port), 5), server_hostname="127.0.0.1")
 
 
 def test_random_bytes_inside_tls(bus: LocalBus) -> None:
-    """A good handshake and nonsense after it; a bad handshake; one that stops half-way."""
+    """Random bytes after a handshake, an invalid handshake, and one that stops half-way."""
     for content in (os.urandom(300), b"AMQP\x00\x01\x00\x00" + os.urandom(300), b"GET " + os.urandom(300)):
         with encrypted(bus) as secure:
             secure.sendall(content)
@@ -317,7 +317,7 @@ def test_random_bytes_inside_tls(bus: LocalBus) -> None:
 
 
 def test_http_abuse(bus: LocalBus) -> None:
-    """Endless headers, huge bodies, wrong methods, paths of any kind: refused with a status, or hung up on."""
+    """Endless headers, huge bodies, wrong methods and odd paths get an error status or a closed connection."""
     context = ssl.create_default_context(cafile=bus.ca_file)
 
     def ask(raw: bytes) -> bytes:
@@ -361,15 +361,15 @@ ORDER: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("stream", ORDER.values(), ids=ORDER.keys())
-def test_a_wrong_order_ends_the_connection(bus: LocalBus, stream: bytes) -> None:
-    """What may not come yet, or again, is answered with an error or by hanging up."""
+def test_frames_in_a_wrong_order_end_the_connection(bus: LocalBus, stream: bytes) -> None:
+    """A frame that is too early, or repeated, gets an error or a closed connection."""
     with Peer(bus.port) as peer:
         peer.send(stream)
-        ends(peer)
+        final_error(peer)
 
 
-def test_open_twice_and_begin_twice(bus: LocalBus) -> None:
-    """A second open, or a second begin on a channel, does no harm."""
+def test_a_second_open_or_begin_does_no_harm(bus: LocalBus) -> None:
+    """A second open, or a second begin on a channel, affects no other client."""
     for stream in (
         amqp.hello() + amqp.open_(),
         amqp.hello() + amqp.begin() + amqp.begin() + amqp.attach("x", 0, "$cbs"),
@@ -377,16 +377,16 @@ def test_open_twice_and_begin_twice(bus: LocalBus) -> None:
         with Peer(bus.port) as peer:
             peer.send(stream)
             peer.send(amqp.performative(amqp.CLOSE))
-            ends(peer)
+            final_error(peer)
 
 
 def test_deep_nesting_in_performatives(bus: LocalBus) -> None:
-    """In an open, an attach, a flow, a disposition, a close: refused before a recursive decoder sees it."""
+    """Deep values in an open, attach, flow, disposition or close are refused before a recursive decoder reads them."""
     for kind in (0xD0, 0xD1, 0xF0, 0):
         deep = amqp.Raw(amqp.nested(4_000, kind))
         with Peer(bus.port) as peer:
             peer.send(amqp.SASL_HEADER + amqp.sasl_init() + amqp.AMQP_HEADER + amqp.performative(amqp.OPEN, "x", deep))
-            ends(peer)
+            final_error(peer)
         for bad in (
             amqp.performative(amqp.ATTACH, "x", UInt(2), True, None, None, deep),
             amqp.performative(amqp.FLOW, *[None] * 10, deep),
@@ -395,11 +395,11 @@ def test_deep_nesting_in_performatives(bus: LocalBus) -> None:
         ):
             with connected(bus) as peer:
                 peer.send(bad)
-                assert ends(peer) == "amqp:connection:framing-error"
+                assert final_error(peer) == "amqp:connection:framing-error"
 
 
 def sender(bus: LocalBus, entity: str) -> Peer:
-    """A raw client with a sender to an entity on handle 2."""
+    """Return a raw client with a sender to an entity on handle 2."""
     peer = connected(bus)
     peer.send(amqp.attach("out", 2, entity))
     peer.expect(amqp.FLOW)
@@ -407,13 +407,13 @@ def sender(bus: LocalBus, entity: str) -> Peer:
 
 
 def outcome(peer: Peer) -> tuple[int, str | None]:
-    """How the server answered a transfer: the state's code, and the condition of a rejection."""
+    """Return the outcome of a transfer: the state's code, and the condition of a rejection."""
     state = peer.expect(amqp.DISPOSITION)[2][4]
     return int(state.descriptor), str(state.value[0].value[0]) if state.value else None
 
 
 def test_deep_nesting_in_messages(bus: LocalBus) -> None:
-    """A deep body is carried, unread; a deep property where the broker must read is rejected; the link lives on."""
+    """A deep body is carried unread; a deep property that the broker reads is rejected; the link stays open."""
     deep = amqp.nested(3_000)
     head = amqp.described(0x73, "m")
     messages: list[tuple[bytes, int]] = [
@@ -432,13 +432,13 @@ def test_deep_nesting_in_messages(bus: LocalBus) -> None:
 
 
 def _hostile_map() -> bytes:
-    """A megabyte of keys with one hash: quadratic time in a dictionary that is not on its guard."""
+    """Return a megabyte of keys with one hash, which take quadratic time in an unprotected dictionary."""
     step = 2**61 - 1
     return encode_map([part for n in range(50_000) for part in (b"\x98" + (n * step).to_bytes(16, "big"), b"\x40")])
 
 
 def test_huge_maps(bus: LocalBus, witness: Witness) -> None:
-    """In an open, an attach, a message that rules read, a request: taken or refused, at once."""
+    """In an open, an attach, a message with rules and a request, huge maps are accepted or refused quickly."""
     many = amqp.Raw(encode({Symbol(f"k{n}"): n for n in range(5_000)}))
     started = time.monotonic()
     with Peer(bus.port) as peer:
@@ -469,7 +469,7 @@ def test_huge_maps(bus: LocalBus, witness: Witness) -> None:
 
 
 def test_a_hundred_thousand_tiny_frames(bus: LocalBus, witness: Witness) -> None:
-    """Empty frames, flows, dispositions for nothing: worked off, while others are served."""
+    """Empty frames, flows and dispositions without a delivery are processed while other clients are served."""
     with connected(bus) as peer:
         peer.send(amqp.frame(b"") * 60_000)
         witness.is_served()
@@ -477,11 +477,11 @@ def test_a_hundred_thousand_tiny_frames(bus: LocalBus, witness: Witness) -> None
         peer.send(amqp.disposition(5_000, 6_000) * 20_000)
         witness.is_served()
         peer.send(amqp.performative(amqp.CLOSE))
-        assert ends(peer, 20) is None
+        assert final_error(peer, 20) is None
 
 
 def test_ten_thousand_links_on_one_connection(bus: LocalBus, witness: Witness) -> None:
-    """There is a limit, and it is said; up to it a link costs a few kilobytes."""
+    """The number of links is limited with an error; below the limit a link takes a few kilobytes."""
     with connected(bus) as peer:
         peer.socket.settimeout(20)
         kinds: list[Callable[[int], bytes]] = [
@@ -493,21 +493,21 @@ def test_ten_thousand_links_on_one_connection(bus: LocalBus, witness: Witness) -
         for at in range(0, len(stream), 65_536):
             if not peer.send(stream[at : at + 65_536]):
                 break
-        assert ends(peer, 20) == "amqp:connection:framing-error"
+        assert final_error(peer, 20) == "amqp:connection:framing-error"
 
 
-def test_every_channel_there_is(bus: LocalBus) -> None:
-    """Sessions up to the limit that was agreed on; one beyond it ends the connection."""
+def test_the_number_of_sessions_is_limited(bus: LocalBus) -> None:
+    """All sessions up to the agreed limit can be used; one above it ends the connection."""
     with Peer(bus.port) as peer:
         peer.send(amqp.hello() + b"".join(amqp.begin(n) for n in range(256)))
         for _ in range(256):
             peer.expect(amqp.BEGIN)
         peer.send(b"".join(amqp.begin(n) for n in range(256, 65_536)))
-        assert ends(peer) == "amqp:connection:framing-error"
+        assert final_error(peer) == "amqp:connection:framing-error"
 
 
-def test_endless_credit_is_credit(bus: LocalBus) -> None:
-    """2^32 - 1 is a lot, not less than nothing."""
+def test_the_largest_credit_is_not_negative(bus: LocalBus) -> None:
+    """A credit of 2^32 - 1 delivers messages."""
     with sender(bus, "target") as peer:
         peer.send(amqp.transfer(2, 1, amqp.message(b"for endless credit")))
         peer.expect(amqp.DISPOSITION)
@@ -517,7 +517,7 @@ def test_endless_credit_is_credit(bus: LocalBus) -> None:
 
 
 def test_more_transfers_than_credit(bus: LocalBus) -> None:
-    """A client that sends five times what it may is served, or cut off; what was accepted is there."""
+    """A client that sends five times its credit is served or disconnected; accepted messages are kept."""
     with sender(bus, "target") as peer:
         stream = b"".join(amqp.transfer(2, n, amqp.message()) for n in range(1, 5_001))
         peer.send(stream)
@@ -533,24 +533,24 @@ def test_more_transfers_than_credit(bus: LocalBus) -> None:
 
 
 def test_a_message_beyond_the_limit_is_rejected_and_not_kept(bus: LocalBus) -> None:
-    """50 MB for a queue that takes 256 KB: thrown away as it comes, rejected with its condition; the link lives on."""
+    """A message of 50 MB for a queue with a limit of 256 KB is discarded as it arrives and rejected."""
     with sender(bus, "target") as peer:
-        before = resident(bus)
+        before = resident_bytes(bus)
         piece = b"x" * 60_000
         peer.send(amqp.transfer(2, 1, amqp.message(), more=True))
         for _ in range(800):
             peer.send(amqp.transfer(2, None, piece, more=True))
-        assert resident(bus) - before < 16 * MEGABYTE
+        assert resident_bytes(bus) - before < 16 * MEGABYTE
         peer.send(amqp.transfer(2, None, piece))
         assert outcome(peer) == (0x25, "amqp:link:message-size-exceeded")
         peer.send(amqp.transfer(2, 2, amqp.message()))
         assert outcome(peer) == (0x24, None)
 
 
-def test_unfinished_messages_on_many_links(bus: LocalBus) -> None:
-    """A thousand links with a quarter of a megabyte half sent on each: bounded per connection."""
+def test_incomplete_messages_on_many_links_are_limited(bus: LocalBus) -> None:
+    """A thousand links with incomplete messages of 256 KB each: the limit is per connection."""
     with connected(bus) as peer:
-        before = resident(bus)
+        before = resident_bytes(bus)
         piece = b"x" * 60_000
         for n in range(1_000):
             sent = peer.send(
@@ -560,12 +560,12 @@ def test_unfinished_messages_on_many_links(bus: LocalBus) -> None:
             )
             if not sent:
                 break
-            assert resident(bus) - before < 96 * MEGABYTE
-        assert ends(peer) == "amqp:resource-limit-exceeded"
+            assert resident_bytes(bus) - before < 96 * MEGABYTE
+        assert final_error(peer) == "amqp:resource-limit-exceeded"
 
 
 def test_aborted_deliveries(bus: LocalBus) -> None:
-    """What is aborted leaves nothing behind, in the queue or on the link."""
+    """An aborted delivery leaves nothing in the queue or on the link."""
     drain(bus, "target")
     with sender(bus, "target") as peer:
         for n in range(1, 400, 2):
@@ -584,8 +584,8 @@ def test_aborted_deliveries(bus: LocalBus) -> None:
 @pytest.mark.parametrize(
     "raw", [b"\xa1\x02\xff\xfe", b"\xa1\x04a\x00b\xff", b"\xa1\x01\x00", b"\xb1\x00\x00\x00\x03\xed\xa0\x80"]
 )
-def test_text_that_is_no_text(bus: LocalBus, raw: bytes) -> None:
-    """Addresses and link names that are no UTF-8, or hold a zero: refused, by the link or by the connection."""
+def test_invalid_text(bus: LocalBus, raw: bytes) -> None:
+    """Addresses and link names that are not UTF-8, or contain NUL, are refused by the link or the connection."""
     for bad in (
         amqp.performative(
             amqp.ATTACH, amqp.Raw(raw), UInt(2), False, None, None, None, amqp.Raw(amqp.described(0x29, "target"))
@@ -596,20 +596,20 @@ def test_text_that_is_no_text(bus: LocalBus, raw: bytes) -> None:
     ):
         with connected(bus) as peer:
             peer.send(bad + amqp.performative(amqp.CLOSE))
-            ends(peer)
+            final_error(peer)
 
 
 def test_the_same_link_name_or_handle_twice(bus: LocalBus) -> None:
-    """Neither a name nor a handle in use may be taken again; the server says so, or hangs up, and lives."""
+    """A name or handle in use cannot be used again: the server sends an error or closes the connection."""
     for second in (amqp.attach("out", 5, "target"), amqp.attach("other", 2, "target"), amqp.attach("out", 2, "target")):
         with sender(bus, "target") as peer:
             peer.send(second + amqp.transfer(2, 1, amqp.message()) + amqp.performative(amqp.DETACH, UInt(2), True))
             peer.send(amqp.performative(amqp.DETACH, UInt(2), True) + amqp.performative(amqp.CLOSE))
-            ends(peer)
+            final_error(peer)
 
 
-def test_storms_of_goodbyes(bus: LocalBus) -> None:
-    """Attach and detach, begin and end, by the thousand, in one breath; and closes after the close."""
+def test_thousands_of_attaches_and_detaches(bus: LocalBus) -> None:
+    """Thousands of attaches, detaches, begins and ends at once, and closes after the close."""
     with connected(bus) as peer:
         peer.socket.settimeout(20)
         for n in range(30):
@@ -622,14 +622,14 @@ def test_storms_of_goodbyes(bus: LocalBus) -> None:
             )
             peer.send(b"".join(amqp.begin(9) + amqp.performative(amqp.END, channel=9) for _ in range(50)))
         peer.send(amqp.performative(amqp.CLOSE) * 50)
-        ends(peer, 20)
+        final_error(peer, 20)
     for _ in range(100):
         with Peer(bus.port) as peer:
             peer.send(amqp.hello() + amqp.performative(amqp.CLOSE))
 
 
-def test_clients_that_vanish_in_mid_transfer(bus: LocalBus) -> None:
-    """Half a message and a reset, many times: nothing of it is in the queue, nothing of it in memory."""
+def test_clients_that_reset_in_the_middle_of_a_transfer(bus: LocalBus) -> None:
+    """Incomplete messages and resets, many times: nothing stays in the queue or in memory."""
     drain(bus, "target")
     for n in range(60):
         with connected(bus) as peer:

@@ -1,7 +1,7 @@
-"""What is received is, byte for byte, what was sent, in all that is not the broker's own.
+"""Messages arrive byte for byte as they were sent, except for the broker's own fields.
 
-The bytes are put on a link and taken from it as they are: no SDK encodes or decodes them. They come from Microsoft's
-SDKs (a recorded corpus) and from a generator of every AMQP type in every encoding.
+The bytes are sent and received without any encoding or decoding. They come from Microsoft's SDKs (a recorded corpus)
+and from a generator of every AMQP type in every encoding.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _annotations(message: bytes, section: sections.Section | None) -> list[bytes
 
 
 def check(sent: bytes, received: bytes) -> None:
-    """Assert that nothing differs but what the broker owns."""
+    """Assert that only the broker's own fields differ."""
     before, after = sections.split(sent), sections.split(received)
     ours = {section.code: section for section in before}
     theirs = {section.code: section for section in after}
@@ -81,7 +81,7 @@ def check(sent: bytes, received: bytes) -> None:
         given = _fields(received, theirs[sections.PROPERTIES])
         assert given[0][:1] == b"\xa1", "the broker gave it an id"
         assert given[1:] == named[1:]
-    assert _rest(received, after) == _rest(sent, before)
+    assert _unchanged_sections(received, after) == _unchanged_sections(sent, before)
 
 
 def _trimmed(fields: list[bytes]) -> list[bytes]:
@@ -90,17 +90,17 @@ def _trimmed(fields: list[bytes]) -> list[bytes]:
     return fields
 
 
-def _rest(message: bytes, found: list[sections.Section]) -> bytes:
-    """Application properties, body and footer as they lie."""
+def _unchanged_sections(message: bytes, found: list[sections.Section]) -> bytes:
+    """Return the encoded application properties, body and footer."""
     late = (s for s in found if s.code >= sections.APPLICATION_PROPERTIES)
     return b"".join(message[s.start : s.end] for s in late)
 
 
-# --- the ways through the broker -----------------------------------------------------------------------------
+# --- the routes through the broker -----------------------------------------------------------------------------
 
 
-class Ways:
-    """Entities, links and the ways that a message can take through them; each gives the bytes that came out."""
+class Routes:
+    """The routes of a message through entities and links; each method returns the bytes that are received."""
 
     def __init__(self, bus: LocalBus, admin: ServiceBusAdministrationClient) -> None:
         self.raw = RawClient(bus)
@@ -117,7 +117,7 @@ class Ways:
             self.raw.put_token(entity)
         self._links: dict[str, Any] = {}
 
-    def _sender(self, address: str) -> Any:
+    def sender(self, address: str) -> Any:
         if address not in self._links:
             self._links[address] = self.raw.sender(address)
         return self._links[address]
@@ -128,52 +128,52 @@ class Ways:
             self._links[key] = self.raw.receiver(address)
         return self._links[key]
 
-    def _take(self, address: str) -> bytes:
+    def take(self, address: str) -> bytes:
         link = self._receiver(address)
         received = self.raw.receive(link)
         assert self.raw.settle(link, received) is None
         return received.payload
 
     def sent(self, message: bytes) -> bytes:
-        self.raw.send(self._sender(self.queue), message)
-        return self._take(self.queue)
+        self.raw.send(self.sender(self.queue), message)
+        return self.take(self.queue)
 
     def batched(self, message: bytes) -> bytes:
         data = b"\x00\x53\x75\xb0" + struct.pack(">I", len(message)) + message
-        self.raw.send(self._sender(self.queue), data, BATCH)
-        return self._take(self.queue)
+        self.raw.send(self.sender(self.queue), data, BATCH)
+        return self.take(self.queue)
 
     def forwarded(self, message: bytes) -> bytes:
-        self.raw.send(self._sender(self.source), message)
-        return self._take(self.target)
+        self.raw.send(self.sender(self.source), message)
+        return self.take(self.target)
 
     def copied(self, message: bytes) -> bytes:
-        self.raw.send(self._sender(self.topic), message)
-        one, other = (self._take(f"{self.topic}/Subscriptions/{name}") for name in ("all", "some"))
+        self.raw.send(self.sender(self.topic), message)
+        one, other = (self.take(f"{self.topic}/Subscriptions/{name}") for name in ("all", "some"))
         check(message, one)
         return other
 
     def scheduled(self, message: bytes) -> bytes:
         body = {"messages": [{"message-id": "m", "message": message}]}
         assert self.raw.request(self.queue, "com.microsoft:schedule-message", body)[0] == 200
-        return self._take(self.queue)
+        return self.take(self.queue)
 
     def peeked(self, message: bytes) -> bytes:
-        self.raw.send(self._sender(self.queue), message)
+        self.raw.send(self.sender(self.queue), message)
         body = {"from-sequence-number": 0, "message-count": 1}
         status, reply, _ = self.raw.request(self.queue, "com.microsoft:peek-message", body)
         assert status == 200
-        self._take(self.queue)
+        self.take(self.queue)
         return bytes(reply["messages"][0]["message"])
 
     def abandoned(self, message: bytes) -> bytes:
-        self.raw.send(self._sender(self.queue), message)
+        self.raw.send(self.sender(self.queue), message)
         link = self._receiver(self.queue)
         assert self.raw.settle(link, self.raw.receive(link), Delivery.RELEASED) is None
-        return self._take(self.queue)
+        return self.take(self.queue)
 
     def deferred(self, message: bytes) -> bytes:
-        self.raw.send(self._sender(self.queue), message)
+        self.raw.send(self.sender(self.queue), message)
         received = self.raw.receive(self._receiver(self.queue))
         number = _sequence_number(received.payload)
         assert self._dispose(received.token, "defered") == 200
@@ -185,10 +185,10 @@ class Ways:
         return bytes(found["message"])
 
     def dead_lettered(self, message: bytes) -> bytes:
-        self.raw.send(self._sender(self.queue), message)
+        self.raw.send(self.sender(self.queue), message)
         received = self.raw.receive(self._receiver(self.queue))
         assert self._dispose(received.token, "suspended") == 200
-        return self._take(f"{self.queue}/$DeadLetterQueue")
+        return self.take(f"{self.queue}/$DeadLetterQueue")
 
     def _dispose(self, token: UUID, status: str) -> int:
         body = {"lock-tokens": uuids(token), "disposition-status": status}
@@ -202,40 +202,40 @@ def _sequence_number(message: bytes) -> int:
 
 
 @pytest.fixture(scope="module")
-def ways(bus: LocalBus, admin_client: ServiceBusAdministrationClient) -> Iterator[Ways]:
-    made = Ways(bus, admin_client)
+def routes(bus: LocalBus, admin_client: ServiceBusAdministrationClient) -> Iterator[Routes]:
+    made = Routes(bus, admin_client)
     yield made
     made.raw.drop()
 
 
-WAYS: list[Callable[[Ways, bytes], bytes]] = [
-    Ways.sent, Ways.batched, Ways.forwarded, Ways.copied, Ways.scheduled, Ways.peeked, Ways.abandoned,
-    Ways.deferred, Ways.dead_lettered,
+ROUTES: list[Callable[[Routes, bytes], bytes]] = [
+    Routes.sent, Routes.batched, Routes.forwarded, Routes.copied, Routes.scheduled, Routes.peeked, Routes.abandoned,
+    Routes.deferred, Routes.dead_lettered,
 ]  # fmt: skip
 
 
 # --- what other people's SDKs write --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_messages_of_microsoft_s_sdks_are_unchanged(ways: Ways, way: Callable[[Ways, bytes], bytes]) -> None:
-    """Every message that Go's, JavaScript's and Python's SDK was seen to write comes out as it went in."""
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.__name__)
+def test_messages_of_microsoft_s_sdks_are_unchanged(routes: Routes, route: Callable[[Routes, bytes], bytes]) -> None:
+    """Each recorded message of Go's, JavaScript's and Python's SDK arrives as it was sent."""
     messages = [each.values[0] for each in corpus() if each.values[1] == 0]
     assert len(messages) > 50
     for message in messages:
-        check(message, way(ways, message))
+        check(message, route(routes, message))
 
 
-def test_batches_of_microsoft_s_sdks_are_taken_apart(ways: Ways) -> None:
-    """Each data section of a recorded batch is a message that comes out as it went in."""
+def test_batches_of_microsoft_s_sdks_become_messages(routes: Routes) -> None:
+    """Each data section of a recorded batch arrives as a message of its own, unchanged."""
     batches = [each.values[0] for each in corpus() if each.values[1] == BATCH]
     assert batches
     for batch in batches:
         inner = [batch[s.end - _length(batch, s) : s.end] for s in sections.split(batch) if s.code == sections.DATA]
         assert len(inner) > 1
-        ways.raw.send(ways._sender(ways.queue), batch, BATCH)
+        routes.raw.send(routes.sender(routes.queue), batch, BATCH)
         for message in inner:
-            check(message, ways._take(ways.queue))
+            check(message, routes.take(routes.queue))
 
 
 def _length(batch: bytes, data: sections.Section) -> int:
@@ -254,7 +254,7 @@ def time_to_live(message: bytes) -> int | None:
 
 
 def test_a_store_keeps_every_byte(tmp_path: Path) -> None:
-    """Messages that were only on disk between two processes come out as they went in."""
+    """Messages that were only on disk between two processes arrive as they were sent."""
     messages = [each.values[0] for each in corpus() if each.values[1] == 0] + [every_type()]
     messages = [each for each in messages if (time_to_live(each) or SHORT) >= SHORT]  # they must outlive the restart
     with LocalBus(store=tmp_path / "bus.db") as bus:
@@ -342,7 +342,7 @@ def _section(code: int, value: bytes) -> bytes:
 
 
 def every_type() -> bytes:
-    """A message that holds every type as an annotation, an application property, in its body and its footer."""
+    """Return a message with every type in its annotations, application properties, body and footer."""
     named = [part for name, value in TYPES.items() for part in (_text(name), value)]
     symbols = [b"\xa3" + part[1:] if index % 2 == 0 else part for index, part in enumerate(named)]
     return b"".join(
@@ -356,30 +356,30 @@ def every_type() -> bytes:
     )
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_every_type_survives(ways: Ways, way: Callable[[Ways, bytes], bytes]) -> None:
-    """Every AMQP type, in every encoding and every place, also those that no SDK here can decode."""
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.__name__)
+def test_every_amqp_type_arrives_unchanged(routes: Routes, route: Callable[[Routes, bytes], bytes]) -> None:
+    """Every AMQP type in every encoding and place arrives unchanged, also those that no SDK here can decode."""
     message = every_type()
-    check(message, way(ways, message))
+    check(message, route(routes, message))
 
 
-def test_a_message_id_may_have_any_of_its_types(ways: Ways) -> None:
-    """An id that is a number, a UUID or binary stays what it is, with and without duplicate detection."""
+def test_a_message_id_may_have_any_of_its_types(routes: Routes) -> None:
+    """A message-id that is a number, a UUID or binary arrives unchanged, with and without duplicate detection."""
     for value in (b"\x53\x07", b"\x80" + b"\x01" * 8, b"\x98" + bytes(16), b"\xa0\x02\x00\xff", b"\xa1\x01x"):
         listed = b"\xc0" + bytes((len(value) + 1, 1)) + value
         message = _section(sections.PROPERTIES, listed) + _section(sections.DATA, b"\xa0\x01x")
-        check(message, ways.sent(message))
+        check(message, routes.sent(message))
 
 
-def test_what_the_sdk_cannot_decode_does_not_disturb_what_it_can(bus: LocalBus, ways: Ways) -> None:
-    """A message with a decimal in it stands before one without: taken away unread, it leaves the SDK the next."""
+def test_a_message_that_the_sdk_cannot_decode_does_not_block_the_next(bus: LocalBus, routes: Routes) -> None:
+    """After a message with a decimal is received and removed by a raw client, the SDK receives the next one."""
     odd = _section(sections.VALUE, TYPES["decimal128"])
     plain = _section(sections.DATA, b"\xa0\x05plain")
-    ways.raw.send(ways._sender(ways.queue), odd)
-    ways.raw.send(ways._sender(ways.queue), plain)
-    check(odd, ways._take(ways.queue))
+    routes.raw.send(routes.sender(routes.queue), odd)
+    routes.raw.send(routes.sender(routes.queue), plain)
+    check(odd, routes.take(routes.queue))
     connected = ServiceBusClient.from_connection_string(bus.connection_string, retry_total=0)
-    with connected as client, client.get_queue_receiver(ways.queue) as receiver:
+    with connected as client, client.get_queue_receiver(routes.queue) as receiver:
         (message,) = receiver.receive_messages(1, max_wait_time=60)
         assert str(message) == "plain"
         receiver.complete_message(message)
@@ -496,7 +496,7 @@ _BODIES = st.one_of(
 
 @st.composite
 def messages(draw: st.DrawFn) -> bytes:
-    """An AMQP message: any sections, any types, any encodings; it lives long enough and is not scheduled."""
+    """Generate AMQP messages with any sections, types and encodings, not scheduled and with time to live."""
     found: list[tuple[int, bytes]] = []
     for code, values in (
         (sections.HEADER, _HEADERS),
@@ -516,8 +516,8 @@ def messages(draw: st.DrawFn) -> bytes:
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(message=messages(), way=st.sampled_from(WAYS))
-@example(message=_section(sections.VALUE, b"\x40"), way=Ways.sent)
-def test_any_message_comes_out_as_it_went_in(ways: Ways, message: bytes, way: Callable[[Ways, bytes], bytes]) -> None:
-    """Whatever a message holds, however it is encoded, whichever way it takes."""
-    check(message, way(ways, message))
+@given(message=messages(), route=st.sampled_from(ROUTES))
+@example(message=_section(sections.VALUE, b"\x40"), route=Routes.sent)
+def test_any_message_arrives_unchanged(routes: Routes, message: bytes, route: Callable[[Routes, bytes], bytes]) -> None:
+    """Generated messages arrive unchanged by every route."""
+    check(message, route(routes, message))

@@ -1,4 +1,4 @@
-"""Requests to `$management`, and answers of it, that are many or large: each is answered, what it did is not lost."""
+"""Replies of `$management` to many or large requests: each request is answered, and its effect is not lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def raw(bus: LocalBus) -> Iterator[RawClient]:
 
 @pytest.fixture
 def queue(raw: RawClient, admin_client: ServiceBusAdministrationClient) -> str:
-    """A new queue's name, for messages of any size."""
+    """Create a queue for messages of any size; return its name."""
     name = unique("q")
     admin_client.create_queue(name, max_message_size_in_kilobytes=102_400)
     raw.put_token(name)
@@ -48,7 +48,7 @@ def put(raw: RawClient, queue: str, count: int, size: int) -> None:
 
 
 def defer(raw: RawClient, queue: str, count: int) -> list[int]:
-    """Defer what waits in a new queue; the numbers."""
+    """Defer the messages of a new queue; return their sequence numbers."""
     link = raw.receiver(queue)
     tokens = [raw.receive(link).token for _ in range(count)]
     assert raw.request(queue, DISPOSE, {"disposition-status": "defered", "lock-tokens": uuids(*tokens)})[0] == 200
@@ -60,8 +60,8 @@ def receive(raw: RawClient, queue: str, numbers: list[int]) -> tuple[int, Any, s
     return raw.request(queue, RECEIVE, {"sequence-numbers": longs(*numbers), "receiver-settle-mode": uint(0)})
 
 
-def test_deferred_messages_are_received_in_one_answer(raw: RawClient, queue: str, bus: LocalBus) -> None:
-    """Seventeen megabytes that are received and deleted arrive."""
+def test_deferred_messages_are_received_in_one_reply(raw: RawClient, queue: str, bus: LocalBus) -> None:
+    """Seventeen megabytes of deferred messages, received and deleted, arrive in one reply."""
     put(raw, queue, 70, 250_000)
     status, found, _ = receive(raw, queue, defer(raw, queue, 70))
     assert (status, len(found["messages"])) == (200, 70)
@@ -69,7 +69,7 @@ def test_deferred_messages_are_received_in_one_answer(raw: RawClient, queue: str
 
 
 def test_a_large_message_is_peeked_and_received_by_number(raw: RawClient, queue: str) -> None:
-    """One message makes one answer, whatever its size; several that are too much together are left where they are."""
+    """One message fits into a reply whatever its size; several that are too large together stay where they are."""
     put(raw, queue, 2, 17 * MEGABYTE)
     status, found, _ = raw.request(queue, PEEK, {"from-sequence-number": 0, "message-count": int32(10)})
     assert status == 200
@@ -84,7 +84,7 @@ def test_a_large_message_is_peeked_and_received_by_number(raw: RawClient, queue:
 def test_a_schedule_that_is_too_large_is_refused_and_the_next_is_not(
     bus: LocalBus, admin_client: ServiceBusAdministrationClient
 ) -> None:
-    """A request of more than a megabyte raises the SDK's size error; its sender goes on scheduling and sending."""
+    """A request above a megabyte raises the SDK's size error; the sender can schedule and send afterwards."""
     queue, when = unique("q"), datetime.now(timezone.utc) + timedelta(hours=1)
     admin_client.create_queue(queue)
     message = ServiceBusMessage(b"x" * 20_000)
@@ -98,7 +98,7 @@ def test_a_schedule_that_is_too_large_is_refused_and_the_next_is_not(
 
 
 def test_a_message_as_large_as_its_entity_allows_is_scheduled(raw: RawClient, queue: str, bus: LocalBus) -> None:
-    """Where a message may have more than a megabyte, so may a request."""
+    """A request may be larger than a megabyte if the entity's messages may."""
     later = {symbol("x-opt-scheduled-enqueue-time"): timestamp(4_000_000_000_000)}
     payload = Message(body=b"x" * 3 * MEGABYTE, inferred=True, annotations=later).encode()
     status, found, _ = raw.request(queue, SCHEDULE, {"messages": [{"message-id": "m", "message": payload}]})
@@ -107,20 +107,20 @@ def test_a_message_as_large_as_its_entity_allows_is_scheduled(raw: RawClient, qu
 
 
 @pytest.mark.parametrize("before", [0, 20_000])
-def test_a_request_is_refused_by_who_can_be_told(raw: RawClient, before: int) -> None:
-    """The answer goes to the address near the request's beginning; where none is there, the request is rejected."""
+def test_an_oversized_request_gets_a_reply_if_it_has_an_address(raw: RawClient, before: int) -> None:
+    """The reply goes to the address in the request's first bytes; without one, the request is rejected."""
     annotations = {symbol("a"): b"x" * before} if before else None
     message = Message(body={"a": b"x" * 2 * MEGABYTE}, annotations=annotations)
     for _ in range(2):
         if before:
             with pytest.raises(RawError, match="message-size-exceeded"):
-                raw._ask("$management", message)
+                raw.exchange("$management", message)
         else:
-            assert raw._ask("$management", message).properties["statusCode"] == 413
+            assert raw.exchange("$management", message).properties["statusCode"] == 413
 
 
-def test_every_request_of_many_is_answered(raw: RawClient, queue: str) -> None:
-    """Asked for at once are 30 MB, which are then read answer by answer; what else the client asks is answered, too."""
+def test_a_client_that_reads_late_gets_every_reply(raw: RawClient, queue: str) -> None:
+    """Replies of 30 MB, requested at once and read one by one, all arrive; other requests are answered, too."""
     put(raw, queue, 6, 100_000)
     answers = raw.requests(queue, PEEK, [{"from-sequence-number": 0, "message-count": int32(6)}] * 60)
     assert [(status, len(found["messages"])) for status, found in answers] == [(200, 5)] * 60

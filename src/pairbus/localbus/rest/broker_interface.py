@@ -1,4 +1,4 @@
-"""What the management REST asks of the broker and its entities: names and types, no behaviour."""
+"""The parts of the broker and its entities that the management REST API uses, as protocols."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Rule(Protocol):
 
 
 class _Timed(Protocol):
-    """Times are seconds since 1970; zero or less means never."""
+    """An entity with times, in seconds since 1970; zero or less means never."""
 
     @property
     def created_at(self) -> float: ...
@@ -46,7 +46,7 @@ class Topic(_Timed, Protocol):
     def size_in_bytes(self) -> int: ...
     def counts(self) -> Counts: ...
 
-    #: By lower-case name.
+    #: Name in lower case -> subscription.
     @property
     def subscriptions(self) -> Mapping[str, Subscription]: ...
 
@@ -61,14 +61,14 @@ class Hub(Protocol):
 
 
 class Broker(Protocol):
-    """Entities are found whatever the case of their name; what is refused is refused with a BusError."""
+    """The broker. Names of entities are not case-sensitive; operations that are refused raise a BusError."""
 
     @property
     def name(self) -> str: ...
     @property
     def created_at(self) -> float: ...
 
-    # sorted by name, whatever its case
+    # Sorted by name, ignoring case.
     def queues(self) -> Sequence[Queue]: ...
     def topics(self) -> Sequence[Topic]: ...
     def hubs(self) -> Sequence[Hub]: ...

@@ -1,4 +1,4 @@
-"""What a client hears after it has closed a link: the answer to that, and nothing else of the link."""
+"""The answer to a client's detach, and no other frame for the link after it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENTITIES = '[[queues]]\nname = "orders"\n'
 
 @pytest.fixture
 def peer(bus: LocalBus) -> Iterator[Peer]:
-    """A client that has shown a token for `orders`, with `$cbs` on handles 0 and 1."""
+    """Return a client with a token for `orders`, and `$cbs` on handles 0 and 1."""
     audience = f"sb://{bus.host}:{bus.port}/orders"
     links, token = amqp.authorized(audience, sas_token(bus, audience))
     with Peer(bus.port) as opened:
@@ -28,8 +28,8 @@ def peer(bus: LocalBus) -> Iterator[Peer]:
         yield opened
 
 
-def test_messages_that_a_link_leaves_behind_are_not_settled(bus: LocalBus, peer: Peer) -> None:
-    """Four are received, one is settled, the link is closed: no disposition comes."""
+def test_no_disposition_follows_a_detach(bus: LocalBus, peer: Peer) -> None:
+    """Four messages are received and one is settled: the detach is answered without a disposition for the others."""
     with RawClient(bus) as sender:
         sender.put_token("orders")
         link = sender.sender("orders")
