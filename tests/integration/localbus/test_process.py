@@ -335,7 +335,7 @@ def test_the_fixture_gives_each_test_a_bus_of_its_own(pytester: pytest.Pytester)
 def test_the_fixture_is_listed_with_its_meaning(pytester: pytest.Pytester) -> None:
     """`pytest --fixtures` shows it."""
     result = pytester.runpytest_subprocess("--fixtures")
-    result.stdout.fnmatch_lines(["localbus*", "*fresh, empty Service Bus namespace*"])
+    result.stdout.fnmatch_lines(["localbus*", "*empty Service Bus namespace in memory*"])
 
 
 # --- faults of a bus that does not answer ------------------------------------------------------------------
@@ -377,7 +377,7 @@ def test_faults_of_something_else_on_the_port_say_so(folders: Path) -> None:
         port = stranger.getsockname()[1]
         hanging_up = threading.Thread(target=lambda: stranger.accept()[0].close())
         hanging_up.start()
-        with pytest.raises(LocalBusError, match=rf"127.0.0.1:{port} broke off"):
+        with pytest.raises(LocalBusError, match=rf"127.0.0.1:{port} closed the connection without an answer"):
             FaultClient("127.0.0.1", port, bus.connection_string, bus.ca_file).list()
         hanging_up.join()
 

@@ -515,3 +515,50 @@ def test_a_long_address_is_taken_apart_in_time(text: str) -> None:
     started = time.process_time()
     parse_address(text)
     assert time.process_time() - started < 1.0
+
+
+# --- settling after the end of a lock -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("session", [None, "s"], ids=["no session", "session"])
+@pytest.mark.parametrize("operation", ["complete", "abandon", "release", "defer", "dead_letter", "renew"])
+def test_an_expired_lock_settles_nothing_before_a_timer_has_run(operation: str, session: str | None) -> None:
+    """At the end of its lock a message is refused with lock lost; it stays, and is ready after the timer."""
+    queue, _ = queue_of(requires_session=session is not None)
+    put(queue, 0.0, session_id=session)
+    held = None if session is None else queue.accept_session(session, "owner", 0.0)
+    (message,) = queue.acquire(0.0, 1, "owner", held)
+    end = message.lock.end
+    assert end == 10.0
+    with pytest.raises(BusError) as refused:
+        getattr(queue, operation)(message.lock.tag, end)
+    expected = "com.microsoft:message-lock-lost" if session is None else "com.microsoft:session-lock-lost"
+    assert refused.value.condition == expected
+    assert (queue.counts().active, queue.counts().dead_letter) == (1, 0)
+    queue.advance(end)
+    assert message.delivery_count == 1
+    held = None if session is None else queue.accept_session(session, "other", end)
+    assert queue.acquire(end, 1, "other", held) == [message]
+
+
+@pytest.mark.parametrize("operation", ["complete", "abandon", "release", "defer", "dead_letter", "renew"])
+def test_a_lock_holds_until_its_end(operation: str) -> None:
+    """Just before its end a lock still allows every settlement."""
+    queue, _ = queue_of()
+    put(queue, 0.0)
+    (message,) = queue.acquire(0.0, 1, "owner")
+    getattr(queue, operation)(message.lock.tag, 9.999)
+
+
+def test_an_expired_session_lock_is_lost_before_a_timer_has_run() -> None:
+    """Its state cannot be set, it cannot be renewed, and another receiver may accept it."""
+    queue, _ = queue_of(requires_session=True)
+    put(queue, 0.0, session_id="s")
+    session = queue.accept_session("s", "owner", 0.0)
+    assert session is not None
+    for refused in (lambda: queue.renew_session("s", 10.0), lambda: queue.set_session_state("s", b"x", 10.0)):
+        with pytest.raises(BusError, match="session lock has expired"):
+            refused()
+    accepted = queue.accept_session("s", "other", 10.0)
+    assert accepted is not None
+    assert accepted.owner == "other"
