@@ -1,4 +1,4 @@
-"""A kill at any instant: what the store holds after a turn is what the broker held, and what was said stays true."""
+"""Kills at any moment: after a turn the store has the broker's state, and acknowledgements stay true."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ WINDOW = timedelta(seconds=30)
 
 
 def message_facts(broker: Broker, queue: Queue) -> dict[int, tuple[Any, ...]]:
-    """Everything of a queue's messages that must outlive a kill; what is locked counts as delivered once more."""
+    """Return everything about a queue's messages that must outlive a kill; a locked one counts one more delivery."""
     messages = list(queue.messages.values())
     step = 0 if queue.dead_letters is None else 1
     return {
@@ -82,7 +82,7 @@ def queue_facts(broker: Broker, queue: Queue, now: float) -> dict[str, Any]:
 
 
 def facts(broker: Broker, now: float) -> dict[str, Any]:
-    """A namespace as far as it must outlive a kill."""
+    """Return everything about a namespace that must outlive a kill."""
     topics = {
         topic.settings.name: (
             topic.settings,
@@ -101,7 +101,7 @@ def facts(broker: Broker, now: float) -> dict[str, Any]:
 
 
 class Replay(RuleBasedStateMachine):
-    """Any work, turn by turn; after each turn a broker on a copy of the files is the same as the one at work."""
+    """Random work, turn by turn: after each turn a broker on a copy of the files equals the working one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class Replay(RuleBasedStateMachine):
     # --- turns and crashes ---------------------------------------------------------------------------------------
 
     def load(self) -> tuple[SqliteStore, Path]:
-        """A store on a copy of the files, as a kill would leave them."""
+        """Open a store on a copy of the files, as a kill would leave them."""
         self.copies += 1
         copy = self.folder / f"copy-{self.copies}.db"
         for suffix in ("", "-wal"):
@@ -198,7 +198,7 @@ class Replay(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """A kill: the broker begins anew with what the files hold, and goes on."""
+        """Kill: continue with a new broker on the files."""
         store, copy = self.load()
         self.store.abandon()
         self.store, self.path = store, copy
@@ -209,7 +209,7 @@ class Replay(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from((0.5, 4.0, 11.0, 40.0, -3.0)))
     def wait(self, seconds: float) -> None:
-        """Time passes; now and then the clock is set back."""
+        """Let time pass; sometimes set the clock back."""
         self.now += seconds
         self.turn()
         for name, (session, owner) in list(self.held.items()):
@@ -266,7 +266,9 @@ class Replay(RuleBasedStateMachine):
 
     @rule(data=st.data(), crash=st.booleans())
     def pass_through(self, data: st.DataObject, crash: bool) -> None:
-        """Sent, received, completed, each in a turn of its own: nothing of it stays, whoever has its id next."""
+        """Send, receive and complete a message, each in its own turn: no trace of it stays for the next one with its
+        id.
+        """
         queue = self.queue("unique")
         taken = self.broker.send(queue, [self.draft("one", data)], self.now)
         self.alive |= set(self.bodies(queue, taken))
@@ -371,7 +373,7 @@ class Replay(RuleBasedStateMachine):
         status=st.sampled_from(("Active", "SendDisabled", "Disabled")),
     )
     def update(self, limit: int, forward: str | None, status: str) -> None:
-        """Settings change under what is there: also loops, and destinations that refuse."""
+        """Change settings under existing messages, also to loops and destinations that refuse."""
         q, sink = self.queue("q").settings, self.queue("sink").settings
         self.broker.update_queue(sink.changed(status=status, max_delivery_count=limit))
         if forward != "topic":  # what goes through a topic may end in more places than one
@@ -395,7 +397,7 @@ class Replay(RuleBasedStateMachine):
 
     @rule(data=st.data(), turn=st.booleans())
     def come_and_go(self, data: st.DataObject, turn: bool) -> None:
-        """Entities are made, filled and deleted, also within one turn; a number is never seen twice."""
+        """Create, fill and delete entities, also within one turn; no id is used twice."""
         if self.broker.queue("temporary") is None:
             made = self.broker.create_queue(QueueSettings("temporary", requires_duplicate_detection=True))
             self.broker.send(made, [self.draft("temporary", data)], self.now)
@@ -420,22 +422,22 @@ def _effort(examples: int, steps: int) -> settings:
     )
 
 
-def test_a_broker_is_what_its_store_says() -> None:
-    """After every turn a fresh broker on a copy of the files holds the same; no message is lost or doubled."""
+def test_a_restored_broker_equals_the_original() -> None:
+    """After every turn a new broker on a copy of the files has the same state; no message is lost or duplicated."""
     run_state_machine_as_test(Replay, settings=_effort(40, 25))
 
 
 @pytest.mark.campaign
-def test_a_broker_is_what_its_store_says_for_long() -> None:
-    """The same with many more and longer stories."""
+def test_a_restored_broker_equals_the_original_in_long_runs() -> None:
+    """More and longer random runs show the same."""
     run_state_machine_as_test(Replay, settings=_effort(1000, 60))
 
 
 # --- kills at random instants --------------------------------------------------------------------------------------
 
 
-class Said:
-    """What was asked of a bus and what it has acknowledged, whatever became of the process meanwhile."""
+class Acknowledged:
+    """The requests to a bus and its acknowledgements, over several lives of the process."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -474,8 +476,8 @@ def number_of(text: str) -> int:
     return int(text.rsplit("-", 1)[1])
 
 
-def send_on(raw: RawClient, said: Said) -> None:
-    """Into queues and a topic, one by one and in batches."""
+def send_on(raw: RawClient, said: Acknowledged) -> None:
+    """Send to queues and a topic, one by one and in batches, until the process dies."""
     raw.put_token("")
     links = {entity: raw.sender(entity) for entity in ("work", "taken", "news")}
     for number in itertools.count():
@@ -489,8 +491,8 @@ def send_on(raw: RawClient, said: Said) -> None:
             said.sent[entity] |= set(texts)
 
 
-def take_on(raw: RawClient, said: Said) -> None:
-    """Receive and delete, many at a time: what has come once may not come again."""
+def take_on(raw: RawClient, said: Acknowledged) -> None:
+    """Receive and delete many messages at a time; one that was received must not come again."""
     raw.put_token("")
     link = raw.receiver("taken", 50, delete=True)
     for _ in itertools.count():
@@ -503,8 +505,8 @@ def take_on(raw: RawClient, said: Said) -> None:
         said.last = number_of(text)
 
 
-def settle_on(raw: RawClient, said: Said) -> None:
-    """Receive under locks and settle in every way."""
+def settle_on(raw: RawClient, said: Acknowledged) -> None:
+    """Receive with locks and settle in every way."""
     raw.put_token("")
     link = raw.receiver("work", 5)
     for number in itertools.count():
@@ -526,8 +528,8 @@ def settle_on(raw: RawClient, said: Said) -> None:
             said.ways.add(name)
 
 
-def schedule_on(raw: RawClient, said: Said) -> None:
-    """Schedule, some for soon and some for late, and cancel every other late one."""
+def schedule_on(raw: RawClient, said: Acknowledged) -> None:
+    """Schedule messages for soon and for later, and cancel every other late one."""
     raw.put_token("")
     for number in itertools.count():
         text = said.body("later")
@@ -547,7 +549,7 @@ def schedule_on(raw: RawClient, said: Said) -> None:
             said.cancelled.add(sequence)
 
 
-def hold_on(raw: RawClient, said: Said) -> None:
+def hold_on(raw: RawClient, said: Acknowledged) -> None:
     """Hold a session and set its state again and again."""
     raw.put_token("")
     raw.receiver("sessions", filters=session_filter("s"))
@@ -561,11 +563,11 @@ def hold_on(raw: RawClient, said: Said) -> None:
         said.state = state
 
 
-def life(bus: LocalBus, said: Said, seconds: float) -> None:
-    """One life of the process: everybody at work, a pause in it, and a kill in the middle of everything."""
+def life(bus: LocalBus, said: Acknowledged, seconds: float) -> None:
+    """Run one life of the process: all clients at work, a pause, and a kill in the middle."""
     failures: list[BaseException] = []
 
-    def work(job: Callable[[RawClient, Said], None]) -> None:
+    def work(job: Callable[[RawClient, Acknowledged], None]) -> None:
         try:
             with RawClient(bus) as raw:
                 job(raw, said)
@@ -605,15 +607,15 @@ def peeked(raw: RawClient, path: str) -> list[tuple[str, Encoded]]:
 
 
 def peeked_at_rest(raw: RawClient, path: str) -> list[tuple[str, Encoded]]:
-    """The same of a queue in which scheduled ones come due: one that does between two pages is in both."""
+    """Peek all messages of a queue whose scheduled messages come due: one that does between two pages is in both."""
     found, before = peeked(raw, path), None
     while before != (texts := [text for text, _ in found]):
         found, before = peeked(raw, path), texts
     return found
 
 
-def verify(bus: LocalBus, said: Said) -> None:
-    """Everything that was acknowledged is so, after whatever kill."""
+def verify(bus: LocalBus, said: Acknowledged) -> None:
+    """Check that everything that was acknowledged holds after the kills."""
     with RawClient(bus) as raw:
         raw.put_token("")
         there = {
@@ -657,9 +659,9 @@ def verify(bus: LocalBus, said: Said) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-def test_kills_in_the_middle_of_everything(tmp_path: Path) -> None:
-    """Batches, fan-out, every settlement, receive-and-delete, schedules, session state: all that was said holds."""
-    said = Said()
+def test_acknowledgements_hold_after_kills(tmp_path: Path) -> None:
+    """Batches, fan-out, settlements, receive-and-delete, schedules and session state: all acknowledgements hold."""
+    said = Acknowledged()
     with LocalBus(store=tmp_path / "bus.db") as bus:
         with administer(bus) as admin:
             for queue in ("work", "taken", "later"):
@@ -683,8 +685,8 @@ def test_kills_in_the_middle_of_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-def test_a_deleted_queue_takes_nothing_more(tmp_path: Path) -> None:
-    """Whoever still holds a `$management` link to it is told so, and the store can be opened again."""
+def test_a_deleted_queue_refuses_requests(tmp_path: Path) -> None:
+    """Clients with an open `$management` link to it are refused, and the store can be opened again."""
     message = encoded("x", annotations={symbol("x-opt-scheduled-enqueue-time"): timestamp(4_000_000_000_000)})
     wanted = {"messages": [{"message": message}]}
     with LocalBus(store=tmp_path / "bus.db") as bus:
@@ -706,8 +708,8 @@ def test_a_deleted_queue_takes_nothing_more(tmp_path: Path) -> None:
             assert admin.get_queue_runtime_properties("q").scheduled_message_count == 1
 
 
-def test_a_message_that_is_deleted_as_it_is_received_says_its_state() -> None:
-    """Not that it is gone: an active one is active, a deferred one deferred."""
+def test_a_received_and_deleted_message_has_its_state() -> None:
+    """The flag of a removed message is not delivered: an active one is active, a deferred one deferred."""
     broker = Broker("test")
     queue = broker.create_queue(QueueSettings("q"))
     broker.send(queue, [read_message(encoded("a")), read_message(encoded("b"))], 1.0)
@@ -722,16 +724,16 @@ def test_a_message_that_is_deleted_as_it_is_received_says_its_state() -> None:
     assert states == [0, DEFERRED]
 
 
-def test_any_value_that_a_filter_compares_with_is_kept() -> None:
-    """What JSON has no type for comes back from the store as it was."""
+def test_filter_values_of_every_type_are_stored() -> None:
+    """Values of types that JSON lacks are the same after a restart."""
     values = {"u": uuid.uuid4(), "b": b"\x00\xff", "d": Decimal("1.50"), "t": timedelta(microseconds=7), "f": 0.5}
     rule = RuleSettings("r", CorrelationFilter(properties=values))
     text = dump_subscription("t", QueueSettings("s"), [(rule, 1.0)])
     assert load_subscription(text)[2] == [(rule, 1.0)]
 
 
-def test_duplicates_are_told_by_their_own_age() -> None:
-    """A clock that was set back leaves no id known for longer than the window."""
+def test_a_clock_set_back_does_not_prolong_the_duplicate_window() -> None:
+    """Each id is known for the length of the window, and no longer."""
     broker = Broker("test")
     queue = broker.create_queue(
         QueueSettings("q", requires_duplicate_detection=True, duplicate_detection_history_time_window=WINDOW)
