@@ -1,4 +1,4 @@
-"""The paths that clients name: an entity, one of its sub-queues, a subscription, a partition, a service node."""
+"""Addresses of clients: an entity, a sub-queue, a subscription, a partition or a service node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote
 
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://[^/]*/?", re.IGNORECASE)
-_LONGEST = 2000
+_MAX_LENGTH = 2000
 _SUFFIXES = (
     ("/$management", "management"),
     ("/$transfer/$deadletterqueue", "transfer"),
@@ -21,7 +21,7 @@ _GROUP = re.compile(r"^(?P<hub>.+)/consumergroups/(?P<group>[^/]+)$", re.IGNOREC
 
 @dataclass(frozen=True)
 class Address:
-    """A path taken apart; `entity` is a queue, a topic or a hub."""
+    """The parts of an address; `entity` is the path of a queue, a topic or a hub."""
 
     entity: str
     subscription: str | None = None
@@ -32,14 +32,14 @@ class Address:
 
     @property
     def path(self) -> str:
-        """What a token must cover, and what messages about this address should name."""
+        """The path that a token must cover and that errors name: the entity, or the topic's subscription."""
         if self.subscription is not None:
             return f"{self.entity}/Subscriptions/{self.subscription}"
         return self.entity
 
     @property
     def full_path(self) -> str:
-        """What faults know it by: a sub-queue is a place of its own, a partition's links go by their hub's name."""
+        """The path that faults apply to: with the sub-queue, but without a hub's partition."""
         return self.path + {None: "", "dead": "/$DeadLetterQueue"}.get(self.sub_queue, "/$Transfer/$DeadLetterQueue")
 
     @property
@@ -48,7 +48,7 @@ class Address:
 
     @property
     def name(self) -> str:
-        """The path without what is asked of it: what an entity of this name would be called."""
+        """The path that an entity would have whose name contains the words of the address."""
         name = self.path
         if self.consumer_group is not None:
             name += f"/ConsumerGroups/{self.consumer_group}"
@@ -56,14 +56,14 @@ class Address:
 
 
 class Entities(Protocol):
-    """Where names are looked up."""
+    """The port for looking up entities by path."""
 
     def queue(self, path: str) -> Any: ...
     def topic(self, path: str) -> Any: ...
 
 
 def locate(text: str, entities: Entities) -> Address:
-    """What an address means in a namespace: `jobs/partitions/1` is a queue or a topic where one has that name."""
+    """Parse an address in a namespace: `jobs/partitions/1` is a queue or a topic if one has that name."""
     address = parse_address(text)
     if address.is_part_of_hub:
         name = address.name
@@ -73,11 +73,11 @@ def locate(text: str, entities: Entities) -> Address:
 
 
 def parse_address(text: str) -> Address:
-    """Any address form of the SDKs: a URL or a relative path, with or without suffixes, in any case.
+    """Parse any address form of the SDKs: a URL or a relative path, with or without suffixes, in any case.
 
-    What is longer than any entity's path is left as it is: it names nothing, and must not cost time.
+    A text that is longer than any entity's path is not parsed: no entity has it, and it must not cost time.
     """
-    if len(text) > _LONGEST:
+    if len(text) > _MAX_LENGTH:
         return Address(text)
     path = unquote(_SCHEME.sub("", text)).strip("/")
     management, sub_queue = False, None
@@ -99,7 +99,7 @@ def parse_address(text: str) -> Address:
     found = _PARTITION.match(path)
     if found:
         return Address(found["hub"], None, sub_queue, management, found["id"], found["group"])
-    found = _GROUP.match(path)  # what an event hub's consumer asks a token for
+    found = _GROUP.match(path)  # the audience of an event hub consumer's token
     if found:
         return Address(found["hub"], None, sub_queue, management, None, found["group"])
     return Address(path, None, sub_queue, management)
@@ -107,7 +107,7 @@ def parse_address(text: str) -> Address:
 
 @dataclass(frozen=True)
 class EntityPath:
-    """What a path names: an entity, a topic's subscription, a rule of that; or a listing of one kind."""
+    """A path of the management API: an entity, a subscription, a rule, or the list of one kind below them."""
 
     entity: str
     subscription: str = ""
@@ -116,7 +116,7 @@ class EntityPath:
 
     @classmethod
     def of(cls, path: str) -> EntityPath:
-        """`a/b` may be a queue's name, so the words between names are looked for from the end."""
+        """Parse a path from its end, because a queue may be named `a/b`."""
         parts = path.strip("/").split("/")
         words = [part.lower() for part in parts]
         if len(parts) >= 5 and words[-4] == "subscriptions" and words[-2] == "rules":
@@ -130,6 +130,6 @@ class EntityPath:
         return cls("/".join(parts))
 
     def full_name(self, namespace: str) -> str:
-        """The service's internal name of what hangs on a topic."""
+        """Return the service's internal name of a subscription or rule."""
         names = (self.entity, self.subscription, self.rule)
         return f"{namespace}:Topic:" + "|".join(name for name in names if name)

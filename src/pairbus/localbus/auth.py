@@ -1,4 +1,4 @@
-"""Who may do what: shared access keys, the tokens signed with them, and what a connection has been granted."""
+"""Authorization: shared access keys, the tokens signed with them, and the grants of a connection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from urllib.parse import unquote, unquote_plus, urlsplit
 
-from . import bus_errors as conditions
+from . import bus_errors
 from .addresses import Address, Entities, locate, parse_address
 from .bus_errors import BusError
 
@@ -25,7 +25,7 @@ _LATEST = 1 << 53
 
 @dataclass(frozen=True)
 class Key:
-    """A shared access key: never shown."""
+    """A shared access key; its repr does not show the secret."""
 
     name: str
     secret: str = field(repr=False)
@@ -38,7 +38,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Grant:
-    """What one token allows: these rights, on this path and below, until then."""
+    """The rights that one token gives on a path and the paths below it, until it expires."""
 
     path: str
     rights: frozenset[str]
@@ -52,17 +52,17 @@ class Grant:
 
 
 def unauthorized(why: str) -> BusError:
-    """The service's refusal of a link or request that no token allows."""
-    return BusError(conditions.UNAUTHORIZED, f"Unauthorized access. {why}")
+    """Return the service's error for a link or request that no token allows."""
+    return BusError(bus_errors.UNAUTHORIZED, f"Unauthorized access. {why}")
 
 
 def bad_token(why: str) -> BusError:
-    """The service's refusal of a token."""
-    return BusError(conditions.AUTH_FAILED, why)
+    """Return the service's error for a token."""
+    return BusError(bus_errors.AUTH_FAILED, why)
 
 
 class Authorizer:
-    """Checks tokens against the keys of the namespace, and of the entities that have their own."""
+    """Validates tokens against the keys of the namespace and the entities' own keys."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Authorizer:
         self._entities = entities
 
     def grant(self, token: str, audience: str, now: float) -> Grant:
-        """What a token allows on an audience: a URL or a path."""
+        """Return the grant of a token for an audience (a URL or a path); raise `BusError` if it is not valid for it."""
         path = self._address(audience).path.lower()
         if not token.startswith(_PREFIX):
             return self._jwt(token, path)
@@ -102,7 +102,7 @@ class Authorizer:
         return Grant(path, key.rights, float(min(expires_at, _LATEST)))
 
     def log_in(self, grants: dict[str, Grant], name: str, secret: str) -> bool:
-        """Whether these are a key of the namespace; what it allows is granted for as long as the connection lives."""
+        """Add the grant of a key of the namespace, without an expiry; return False if name or secret is wrong."""
         key = self.keys.get(name)
         if key is None or not hmac.compare_digest(key.secret.encode(), secret.encode()):
             return False
@@ -110,7 +110,7 @@ class Authorizer:
         return True
 
     def _signer(self, fields: dict[str, str], path: str) -> Key:
-        """The key that signed a token: of the namespace, or of an entity on the path."""
+        """Return the key that signed a token, of the namespace or of an entity; raise `BusError` if there is none."""
         try:
             given = base64.b64decode(unquote(fields["sig"]), validate=True)
         except (binascii.Error, ValueError):
@@ -148,7 +148,7 @@ class Authorizer:
         return Grant(path, frozenset(RIGHTS), float("inf"))
 
     def _scope(self, resource: str) -> str:
-        """The path a token was signed for; its host, and port if it names one, must be ours."""
+        """Return the path that a token was signed for; raise `BusError` if its host or port is not this server's."""
         parts = urlsplit(resource if "://" in resource else f"sb://{resource}")
         try:
             host, port = (parts.hostname or "").lower(), parts.port
@@ -162,7 +162,7 @@ class Authorizer:
         return parse_address(text) if self._entities is None else locate(text, self._entities)
 
     def check_rest(self, header: str | None, path: str, right: str, now: float) -> None:
-        """Refuse a management request that no key, or not the right one, has signed."""
+        """Raise `BusError` if the Authorization header of a management request does not give the right on the path."""
         if not header:
             raise bad_token("MissingToken: The request has no Authorization header.")
         token = header[7:] if header[:7].lower() == "bearer " else header

@@ -1,4 +1,4 @@
-"""`pairbus localbus`: one line and an exit code for whatever happens, and a quiet end from the first moment on."""
+"""The command `pairbus localbus`: one line for an error, an exit code, and a clean stop at any moment."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from .options import STOPPING, UsageError, add_arguments, read_options
+from .options import STOP_SIGNALS, UsageError, add_arguments, read_options
 
 USAGE_ERROR = 2
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM, SIGHUP or Ctrl-C; the process's exit code."""
+    """Serve until SIGTERM, SIGHUP or Ctrl-C; return the exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
         with _interruptible():
             options = read_options(args)
-            # Not above: to import the server takes longer than all else of the start, and is interrupted like it.
+            # Imported here, because the import takes most of the start and must be interruptible too.
             from .server_process import serve
 
             return serve(options)
@@ -34,13 +34,13 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Each signal that stops localbus raises KeyboardInterrupt, until its loop listens for them.
+    """Raise KeyboardInterrupt for each stop signal in the with block, until the event loop handles them.
 
-    Python's own handler would not do: asyncio replaces it by one that waits until the start is over.
+    Python's own handler is not enough: asyncio replaces it by one that waits until the start is complete.
     """
-    # What was started to outlive its terminal (nohup) ignores the hangup, and goes on doing so.
-    wanted = [n for n in STOPPING if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, _interrupt) for number in wanted}
+    # A process that ignores the hangup (nohup) keeps ignoring it.
+    numbers = [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, _interrupt) for number in numbers}
     try:
         yield
     finally:

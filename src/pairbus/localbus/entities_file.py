@@ -1,4 +1,4 @@
-"""Entities from a TOML file: queues, topics with subscriptions and rules, event hubs. Every mistake is named."""
+"""Entities from a TOML file: queues, topics with subscriptions and rules, event hubs."""
 
 from __future__ import annotations
 
@@ -36,94 +36,99 @@ else:
 
 
 class EntitiesFileError(ValueError):
-    """The file cannot be used; the text says where and why."""
+    """The file cannot be used; the text says where the mistake is, and what would be right."""
 
 
-#: No file that somebody has written is larger; a device has no end.
-_MOST_BYTES = 16 * 1024 * 1024
+#: More than any real file has; the limit stops the reading of a device.
+_MAX_BYTES = 16 * 1024 * 1024
 _NAMES = {str: "text", int: "a whole number", bool: "true or false"}
 _TOP = ("queues", "topics", "event_hubs")
 _RULE_KEYS = ("name", "sql", "correlation", "true", "false", "action")
 
 
 def load_entities(path: Path, broker: Broker) -> int:
-    """Create what the file names and the broker lacks; how many entities the file has."""
+    """Create the file's entities that the broker does not have yet; return the number of entities in the file.
+
+    Raises `EntitiesFileError`, before anything is created, if the file has a mistake of form.
+    """
     try:
         with path.open("rb") as file:
-            given = file.read(_MOST_BYTES + 1)
+            given = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise EntitiesFileError(f"{path}: {error.strerror or error}") from None
-    if len(given) > _MOST_BYTES:
-        raise EntitiesFileError(f"{path}: it has more than {_MOST_BYTES:,} bytes, which is no file of entities")
+    if len(given) > _MAX_BYTES:
+        raise EntitiesFileError(
+            f"{path}: it has more than {_MAX_BYTES:,} bytes; an entities file is a TOML file of a few kilobytes"
+        )
     try:
         data = tomllib.loads(given.decode())
-    except (ValueError, RecursionError) as error:  # the parser's own error is not the only one that it raises
-        raise EntitiesFileError(f"{path}: no TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # the parser raises others than its own error too
+        raise EntitiesFileError(f"{path}: not valid TOML: {error}") from None
     try:
-        wanted = _read(data)
-        _create(wanted, broker)
+        planned = _read(data)
+        _create(planned, broker)
     except (BusError, EntitiesFileError) as error:
         raise EntitiesFileError(f"{path}: {error}") from None
-    return len(wanted)
+    return len(planned)
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """One entity of the file: its path, what must be there before it, and how it is made."""
+class _PlannedEntity:
+    """An entity of the file: its path, the paths that must exist before it, and the function that creates it."""
 
     path: str
-    needs: tuple[str, ...]
+    requires: tuple[str, ...]
     make: Callable[[Broker], object]
 
 
-def _read(data: dict[str, Any]) -> list[_Wanted]:
-    """Everything the file asks for; nothing is made before all of it could be read."""
-    _only(data, _TOP, "the file")
-    wanted = [_queue(table) for table in _tables(data, "queues", "the file")]
+def _read(data: dict[str, Any]) -> list[_PlannedEntity]:
+    """Return the entities of the whole file, before any of them is created."""
+    _check_keys(data, _TOP, "the file")
+    planned = [_queue(table) for table in _tables(data, "queues", "the file")]
     for table in _tables(data, "topics", "the file"):
-        wanted += _topic(table)
-    wanted += [_hub(table) for table in _tables(data, "event_hubs", "the file")]
+        planned += _topic(table)
+    planned += [_hub(table) for table in _tables(data, "event_hubs", "the file")]
     seen: set[str] = set()
-    for each in wanted:
+    for each in planned:
         if each.path.lower() in seen:
-            raise EntitiesFileError(f"'{each.path}' is there twice")
+            raise EntitiesFileError(f"'{each.path}' is defined twice")
         seen.add(each.path.lower())
-    return wanted
+    return planned
 
 
-def _create(wanted: list[_Wanted], broker: Broker) -> None:
-    """Targets of forwarding first, whatever the order of the file."""
-    waiting = list(wanted)
+def _create(planned: list[_PlannedEntity], broker: Broker) -> None:
+    """Create the entities, each one after those that it requires."""
+    waiting = list(planned)
     while waiting:
         paths = {each.path.lower() for each in waiting}
-        possible = [each for each in waiting if not paths & {need.lower() for need in each.needs}]
-        # Where they wait for each other in a circle, the broker says what is wrong with the first.
+        possible = [each for each in waiting if not paths & {path.lower() for path in each.requires}]
+        # In a cycle the first one is tried: the broker's error says what is wrong.
         for each in possible or waiting[:1]:
             each.make(broker)
             waiting.remove(each)
 
 
-def _queue(table: dict[str, Any]) -> _Wanted:
+def _queue(table: dict[str, Any]) -> _PlannedEntity:
     settings: QueueSettings = _settings(QueueSettings, QUEUE, table, "queues")
 
     def make(broker: Broker) -> None:
         if broker.queue(settings.name) is None:
             broker.create_queue(settings)
 
-    return _Wanted(settings.name, _targets(settings), make)
+    return _PlannedEntity(settings.name, _targets(settings), make)
 
 
-def _hub(table: dict[str, Any]) -> _Wanted:
+def _hub(table: dict[str, Any]) -> _PlannedEntity:
     settings: HubSettings = _settings(HubSettings, HUB, table, "event_hubs")
 
     def make(broker: Broker) -> None:
         if broker.hub(settings.name) is None:
             broker.create_hub(settings)
 
-    return _Wanted(settings.name, (), make)
+    return _PlannedEntity(settings.name, (), make)
 
 
-def _topic(table: dict[str, Any]) -> list[_Wanted]:
+def _topic(table: dict[str, Any]) -> list[_PlannedEntity]:
     settings: TopicSettings = _settings(
         TopicSettings, TOPIC, {k: v for k, v in table.items() if k != "subscriptions"}, "topics", ("subscriptions",)
     )
@@ -134,10 +139,10 @@ def _topic(table: dict[str, Any]) -> list[_Wanted]:
 
     where = f"topic '{settings.name}'"
     below = [_subscription(settings.name, each) for each in _tables(table, "subscriptions", where)]
-    return [_Wanted(settings.name, (), make), *below]
+    return [_PlannedEntity(settings.name, (), make), *below]
 
 
-def _subscription(topic: str, table: dict[str, Any]) -> _Wanted:
+def _subscription(topic: str, table: dict[str, Any]) -> _PlannedEntity:
     where = f"subscriptions of topic '{topic}'"
     settings: QueueSettings = _settings(
         QueueSettings, SUBSCRIPTION, {k: v for k, v in table.items() if k != "rules"}, where, ("rules",)
@@ -153,7 +158,7 @@ def _subscription(topic: str, table: dict[str, Any]) -> _Wanted:
             for rule in rules[1:]:
                 broker.create_rule(topic, settings.name, rule)
 
-    return _Wanted(f"{topic}/Subscriptions/{settings.name}", (topic, *_targets(settings)), make)
+    return _PlannedEntity(f"{topic}/Subscriptions/{settings.name}", (topic, *_targets(settings)), make)
 
 
 def _targets(settings: QueueSettings) -> tuple[str, ...]:
@@ -164,10 +169,10 @@ def _targets(settings: QueueSettings) -> tuple[str, ...]:
 def _rule(table: dict[str, Any], where: str) -> RuleSettings:
     name = _text(table.get("name", DEFAULT_RULE), "name", f"a rule of {where}")
     where = f"rule '{name}' of {where}"
-    _only(table, _RULE_KEYS, where)
+    _check_keys(table, _RULE_KEYS, where)
     kinds = [key for key in ("sql", "correlation", "true", "false") if key in table]
     if len(kinds) > 1:
-        raise EntitiesFileError(f"{where} has {' and '.join(kinds)}; one filter is right")
+        raise EntitiesFileError(f"{where} has {' and '.join(kinds)}; give one filter")
     for key in ("true", "false"):
         if table.get(key, True) is not True:
             raise EntitiesFileError(f"{key} of {where} can only be true, not {table[key]!r}")
@@ -185,7 +190,7 @@ def _rule(table: dict[str, Any], where: str) -> RuleSettings:
 def _correlation(given: Any, where: str) -> CorrelationFilter:
     if not isinstance(given, dict):
         raise EntitiesFileError(f"{where} must be a table")
-    _only(given, [f.name for f in fields(CorrelationFilter) if f.compare], where)
+    _check_keys(given, [f.name for f in fields(CorrelationFilter) if f.compare], where)
     for key, value in given.items():
         if key != "properties":
             _text(value, key, where)
@@ -201,13 +206,13 @@ def _settings(
     where: str,
     more: tuple[str, ...] = (),
 ) -> Any:
-    """An entity's settings: those that the service's description of its kind has, and no other."""
+    """Read an entity's settings; only those that the service's description of its kind has are allowed."""
     if not isinstance(table.get("name"), str):
         raise EntitiesFileError(f"an entry of {where} has no name")
     place = f"'{table['name']}' of {where}"
     settable = {each.field for each in described if isinstance(each, SettingElement)} - {"authorization_rules"}
     known = {f.name: f for f in fields(kind) if f.name in settable or f.name == "name"}
-    _only(table, (*known, *more), place)
+    _check_keys(table, (*known, *more), place)
     values: dict[str, Any] = {}
     for key, value in table.items():
         default = known[key].default
@@ -225,7 +230,7 @@ def _settings(
 
 
 def _duration(value: Any, key: str, place: str) -> timedelta:
-    """Seconds as a number, or ISO 8601 text such as "PT30S"."""
+    """Read a duration: seconds as a number, or ISO 8601 text such as "PT30S"."""
     found: Any = None
     with contextlib.suppress(isodate.ISO8601Error, ValueError, OverflowError):
         if isinstance(value, str):
@@ -250,7 +255,7 @@ def _text(value: Any, key: str, where: str) -> str:
     return value
 
 
-def _only(table: Any, known: Any, where: str) -> None:
+def _check_keys(table: Any, known: Any, where: str) -> None:
     unknown = [key for key in table if key not in known]
     if unknown:
         raise EntitiesFileError(f"unknown key '{unknown[0]}' in {where}; known are: {', '.join(known)}")

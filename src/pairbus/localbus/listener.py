@@ -1,4 +1,4 @@
-"""The one port: the first bytes decide whether a client speaks AMQP, TLS, or HTTP."""
+"""The listener on the single port: a client's first bytes select AMQP, TLS or HTTP."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ log = logging.getLogger(__name__)
 
 _TLS_HANDSHAKE = 0x16
 _FIRST_BYTE_SECONDS = 60.0
+_ACCEPT_RETRY_SECONDS = 0.1
 BACKLOG = 1024
 
 ProtocolFactory = Callable[[], asyncio.Protocol]
 
 
 class Sniffer(asyncio.Protocol):
-    """Waits for a connection's first bytes, then hands it to the protocol that they begin."""
+    """A protocol that waits for a connection's first bytes and then switches to AMQP or HTTP."""
 
     def __init__(self, amqp: ProtocolFactory, http: ProtocolFactory) -> None:
         self._amqp = amqp
         self._http = http
-        self._seen = b""
+        self._received = b""
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -36,21 +37,21 @@ class Sniffer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None
-        self._seen += data
-        if len(self._seen) < 4 and b"AMQP".startswith(self._seen):
+        self._received += data
+        if len(self._received) < 4 and b"AMQP".startswith(self._received):
             return
         if self._timer is not None:
             self._timer.cancel()
-        factory = self._amqp if self._seen[:4] == b"AMQP" else self._http
-        if factory is self._http and not self._seen[:1].isalpha():
-            # Neither AMQP nor HTTP: answer with the header that would be right, as AMQP asks, and close.
+        factory = self._amqp if self._received[:4] == b"AMQP" else self._http
+        if factory is self._http and not self._received[:1].isalpha():
+            # Neither AMQP nor HTTP: answer with the supported AMQP header, as the protocol demands, and close.
             self._transport.write(b"AMQP\x03\x01\x00\x00")
             self._transport.close()
             return
         protocol = factory()
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
-        protocol.data_received(self._seen)
+        protocol.data_received(self._received)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
@@ -58,7 +59,7 @@ class Sniffer(asyncio.Protocol):
 
 
 class Listener:
-    """Accepts connections on a loopback socket and gives each its protocol."""
+    """Accepts connections on a loopback socket and starts each one's protocol."""
 
     def __init__(self, sock: socket.socket, tls: ssl.SSLContext, amqp: ProtocolFactory, http: ProtocolFactory) -> None:
         self._socket = sock
@@ -76,9 +77,9 @@ class Listener:
             try:
                 client, _ = await self._loop.sock_accept(self._socket)
             except OSError as error:
-                # Out of file descriptors, most likely: those who are connected go on, others wait.
-                log.error("a connection could not be accepted: %s", error)
-                await asyncio.sleep(0.1)
+                # Most likely out of file descriptors: open connections go on, new ones wait.
+                log.error("a connection could not be accepted: %s; next attempt in %g s", error, _ACCEPT_RETRY_SECONDS)
+                await asyncio.sleep(_ACCEPT_RETRY_SECONDS)
                 continue
             task = self._loop.create_task(self._take(client))
             self._tasks.add(task)
@@ -98,11 +99,11 @@ class Listener:
                 ssl_handshake_timeout=15.0 if first == _TLS_HANDSHAKE else None,
             )
         except (OSError, asyncio.TimeoutError) as error:  # ssl.SSLError is an OSError
-            log.debug("a client did not get past its first bytes: %s", error)
+            log.debug("a connection ended before its first request: %s", error)
             client.close()
 
     async def _first_byte(self, client: socket.socket) -> int | None:
-        """The first byte, left in the socket: TLS must see it again."""
+        """Return the first byte without consuming it, because TLS needs it; None at the end of input."""
         readable = asyncio.Event()
         self._loop.add_reader(client, readable.set)
         try:

@@ -1,4 +1,4 @@
-"""What `pairbus localbus` is started with: its arguments, checked, and clear words for what is wrong with them."""
+"""The command-line arguments of `pairbus localbus`, and their validation."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 from .auth import DEFAULT_KEY_NAME, RIGHTS, Key
 
 HOST = "127.0.0.1"
-#: What asks localbus to stop; the hangup is that of the terminal it was started from.
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: Signals that stop localbus; SIGHUP comes when its terminal is closed.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class UsageError(Exception):
-    """localbus cannot be started like this; the text says what would be right."""
+    """localbus cannot start with these options; the text says what would be right."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a server is started with."""
+    """The validated options of a server."""
 
     name: str
     port: int
@@ -36,38 +36,39 @@ class Options:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `pairbus localbus` to a parser."""
     parser.add_argument("--name", default="contoso", help="the namespace's name (default: contoso)")
     parser.add_argument("--host", default=HOST, help=f"must be {HOST}: localbus serves this machine only")
-    parser.add_argument("--port", type=int, default=0, help="the port; 0, the default, takes a free one")
-    parser.add_argument("--store", type=Path, metavar="FILE", help="keep everything in this SQLite file")
+    parser.add_argument("--port", type=int, default=0, help="the port; 0, the default, takes a free port")
+    parser.add_argument("--store", type=Path, metavar="FILE", help="keep entities and messages in this SQLite file")
     parser.add_argument(
         "--key-name", action="append", default=[], metavar="NAME",
         help=f"a key's name, once per --key (default: {DEFAULT_KEY_NAME}); NAME:Send,Listen limits its rights",
     )  # fmt: skip
     parser.add_argument(
         "--key", action="append", default=[], metavar="KEY",
-        help="the key, as it is (default: one made at random); @FILE or env:NAME keeps it off the command line",
+        help="the key (default: a random one); @FILE or env:NAME keeps it off the command line",
     )  # fmt: skip
-    parser.add_argument("--entities", type=Path, metavar="FILE", help="create the entities of this TOML file")
-    parser.add_argument("--ready-file", type=Path, metavar="FILE", help="write the ready line there as well")
-    parser.add_argument("--tls-folder", type=Path, metavar="DIR", help="keep the CA and certificate there")
+    parser.add_argument("--entities", type=Path, metavar="FILE", help="create the entities listed in this TOML file")
+    parser.add_argument("--ready-file", type=Path, metavar="FILE", help="write the ready line to this file too")
+    parser.add_argument("--tls-folder", type=Path, metavar="DIR", help="keep the certificates in this folder")
     parser.add_argument("--accept-any-jwt", action="store_true", help="accept any Entra (JWT) token")
     parser.add_argument("--until-eof", action="store_true", help="stop when standard input ends")
 
 
 def read_options(args: argparse.Namespace) -> Options:
-    """The arguments, checked."""
+    """Return the validated options; raise `UsageError` for the first mistake."""
     if args.host != HOST:
         raise UsageError(
-            f"--host {args.host} is refused: localbus checks no more than a test needs and must not be reached "
-            f"from other machines; it listens on {HOST} only"
+            f"--host {args.host} is refused: localbus is made for tests and must not be reachable from other machines; "
+            f"it listens on {HOST} only"
         )
     if not 0 <= args.port <= 65535:
-        raise UsageError(f"--port {args.port} is no port; 0 to 65535 (0: any free one)")
+        raise UsageError(f"--port {args.port} is not a port; use 0 to 65535 (0: any free port)")
     if not re.fullmatch(r"[A-Za-z0-9-]{1,50}", args.name):
-        raise UsageError(f"--name {args.name!r} is no namespace name: letters, digits and '-', 50 at most")
+        raise UsageError(f"--name {args.name!r} is not a namespace name: use up to 50 letters, digits and '-'")
     if args.store is not None and args.store.name == ":memory:":
-        raise UsageError("--store :memory: is no file; without --store everything is in memory")
+        raise UsageError("--store :memory: is not a file; without --store everything is in memory")
     _check_file("--store", args.store)
     _check_file("--ready-file", args.ready_file)
     return Options(
@@ -108,7 +109,7 @@ def _keys(names: list[str], secrets: list[str]) -> tuple[Key, ...]:
         secret = _secret(secrets[index]) if index < len(secrets) else Key.random(name).secret
         keys.append(Key(name, secret, frozenset(wanted)))
     if len({key.name for key in keys}) != len(keys):
-        raise UsageError("two keys have the same name")
+        raise UsageError("two --key-name are the same; give each key its own name")
     return tuple(keys)
 
 
@@ -117,12 +118,12 @@ def _secret(text: str) -> str:
         try:
             text = Path(text[1:]).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "no text"
+            reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
             raise UsageError(f"--key {text}: {reason}") from None
     elif text.startswith("env:"):
         name, text = text[4:], os.environ.get(text[4:], "")
         if not text:
-            raise UsageError(f"--key env:{name}: the environment has no {name}")
+            raise UsageError(f"--key env:{name}: the environment variable {name} is not set")
     if not text or any(c in text for c in ";\n\r"):
-        raise UsageError("a key must not be empty, nor hold ';' or line ends")
+        raise UsageError("--key must not be empty or contain ';' or line breaks")
     return text

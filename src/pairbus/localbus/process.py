@@ -1,4 +1,4 @@
-"""`LocalBus`: the server process, started, found, frozen, killed and restarted from Python."""
+"""`LocalBus`: a localbus server process that Python code starts, pauses, kills and restarts."""
 
 from __future__ import annotations
 
@@ -23,15 +23,23 @@ from .faults.client import FaultClient
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
-#: Reads until a word comes (then all is well) or its input ends, as it does however its parent ends: then it kills.
-_WATCH = 'read -r word || kill -KILL "$1"'
+#: A shell script that kills the process of its argument when its input ends without a line: its parent has ended.
+_WATCHDOG = 'read -r word || kill -KILL "$1"'
 
 
 class LocalBus:
     """A localbus process: `with LocalBus(name="contoso") as bus: ... bus.connection_string`.
 
-    `store` keeps everything in a SQLite file; without it a restart begins empty. `entities` is a TOML file. Keys,
-    port and certificates stay the same over `restart()`.
+    Arguments:
+        name: the namespace's name.
+        store: a SQLite file that keeps everything; without it the namespace is empty after a restart.
+        port: the port; 0 takes a free one.
+        key, key_name: the shared access key; by default a random one.
+        entities: a TOML file with the entities to create.
+        accept_any_jwt: accept any Entra (JWT) token.
+
+    Port, key and certificates stay the same over `restart()`. Methods raise `LocalBusError` if the process does not
+    start or is not running.
     """
 
     def __init__(
@@ -48,7 +56,7 @@ class LocalBus:
         self.name = name
         self.host = "127.0.0.1"
         self.port = port
-        # Absolute: a restart must find the same files, wherever the program has gone meanwhile.
+        # Absolute, so that a restart finds the files after the program has changed its working directory.
         self._store = None if store is None else Path(store).absolute()
         self._key = key
         self._key_name = key_name
@@ -57,42 +65,43 @@ class LocalBus:
         self._process: subprocess.Popen[str] | None = None
         self._folder: Path | None = None
         self._ready: dict[str, Any] = {}
-        self._watch: subprocess.Popen[bytes] | None = None
-        #: One thread may pause it while another resumes or ends it.
-        self._pausing = threading.Lock()
+        self._watchdog: subprocess.Popen[bytes] | None = None
+        #: Held to pause, resume or end the process, which several threads may do.
+        self._pause_lock = threading.Lock()
 
     def __repr__(self) -> str:
         state = f"port {self.port}, pid {self._process.pid}" if self._process is not None else "not running"
         return f"<LocalBus {self.name!r}: {state}>"
 
-    # --- facts -----------------------------------------------------------------------------------------
+    # --- properties ------------------------------------------------------------------------------------
 
     @property
     def connection_string(self) -> str:
-        """For data clients and the administration client alike; it holds the key."""
+        """Connection string for the data clients and the administration client; it contains the key."""
         return str(self._fact("connection_string"))
 
     @property
     def tls_connection_string(self) -> str:
-        """The same without `UseDevelopmentEmulator`: clients speak TLS and must trust `ca_file`.
+        """Connection string without `UseDevelopmentEmulator`: clients use TLS and must trust `ca_file`.
 
-        Azure's Python SDK then dials 5671 whatever the port here. Start with `port=5671`, or give the client
-        `custom_endpoint_address=f"sb://127.0.0.1:{bus.port}"` and `transport_type=TransportType.Amqp`.
+        Azure's Python SDK then connects to port 5671, whatever the port of this process. Start with `port=5671`, or
+        give the client `custom_endpoint_address=f"sb://127.0.0.1:{bus.port}"` and `transport_type=TransportType.Amqp`.
         """
         return self.connection_string.replace("UseDevelopmentEmulator=true;", "")
 
     @property
     def ca_file(self) -> str:
-        """The certificate that signs localbus's own, for `connection_verify`."""
+        """Path of the CA certificate, for `connection_verify`."""
         return str(self._fact("ca_file"))
 
     @property
     def pid(self) -> int:
+        """Process id."""
         return self._running().pid
 
     @property
     def faults(self) -> FaultClient:
-        """What goes wrong from now on."""
+        """Client that sets and clears faults."""
         return FaultClient(self.host, self.port, self.connection_string, self.ca_file)
 
     def _fact(self, key: str) -> Any:
@@ -100,23 +109,23 @@ class LocalBus:
             raise LocalBusError("this LocalBus was never started: use it in a with statement, or call start()")
         return self._ready[key]
 
-    # --- life ------------------------------------------------------------------------------------------
+    # --- life cycle ------------------------------------------------------------------------------------
 
     def start(self) -> LocalBus:
-        """Start the process; returns when it serves."""
+        """Start the process; return when it accepts connections."""
         if self._process is not None:
             raise LocalBusError(f"{self!r} is running already")
         first = self._folder is None
         try:
             self._start()
         except BaseException:
-            self._give_up()
+            self._kill_if_started()
             if first:
-                self._tidy()
+                self._remove_folder()
             raise
         return self
 
-    def _give_up(self) -> None:
+    def _kill_if_started(self) -> None:
         if self._process is not None:
             self._end(signal.SIGKILL)
 
@@ -124,11 +133,11 @@ class LocalBus:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="localbus-"))
         arguments = ["--name", self.name, "--port", str(self.port), "--key-name", self._key_name]
-        # Whatever becomes of this program, its end of the pipe is closed then, and the process stops.
+        # However this program ends, its end of the pipe is closed then, and localbus stops.
         arguments += ["--tls-folder", str(self._folder / "tls"), "--until-eof"]
         environment = dict(os.environ)
         if self._key is not None:
-            # Not on the command line: everybody on the machine can read that.
+            # Not on the command line, which all users of the machine can read.
             environment["LOCALBUS_KEY"] = self._key
             arguments += ["--key", "env:LOCALBUS_KEY"]
         if self._store is not None:
@@ -146,7 +155,7 @@ class LocalBus:
                 stderr=errors,
                 env=environment,
                 text=True,
-                # Ctrl-C is for the program that uses the bus; it stops the bus itself, in its own order.
+                # Ctrl-C goes to this program only, which stops localbus itself.
                 start_new_session=True,
             )
         self._ready = self._await_ready()
@@ -162,13 +171,13 @@ class LocalBus:
         reader.join(_START_SECONDS)
         if not lines or not lines[0]:
             self._end(signal.SIGKILL)
-            raise LocalBusError(f"localbus did not start: {self.log or 'it said nothing'}")
+            raise LocalBusError(f"localbus did not start: {self.log or 'the process printed nothing'}")
         found: dict[str, Any] = json.loads(lines[0])
         return found
 
     @property
     def log(self) -> str:
-        """What the process has logged since its last start, of clients that asked for what is not there for example."""
+        """The process's log since its last start, for example of requests for entities that do not exist."""
         if self._folder is None:
             return ""
         with contextlib.suppress(OSError):
@@ -177,63 +186,63 @@ class LocalBus:
 
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None:
-            raise LocalBusError(f"{self!r}: start it first")
+            raise LocalBusError(f"{self!r}: call start() first")
         return self._process
 
     def stop(self) -> None:
-        """Stop as SIGTERM does: clients are told, everything is committed. Nothing happens if it is not running."""
+        """Close all connections, commit everything and end the process; do nothing if it is not running."""
         if self._process is not None:
             self.resume()
             self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL: no goodbye, nothing flushed."""
+        """Kill the process (SIGKILL): connections are cut, and what is not committed is lost."""
         self._running()
         self._end(signal.SIGKILL)
 
     def restart(self) -> LocalBus:
-        """Start again on the same port with the same keys; stops first if it runs."""
+        """Stop the process if it is running, and start it again on the same port with the same key."""
         self.stop()
         deadline = time.monotonic() + _STOP_SECONDS
         while True:
             try:
                 return self.start()
             except LocalBusError:
-                # The kernel may hold the port for a moment after a kill.
+                # The kernel may keep the port for a moment after a kill.
                 if time.monotonic() > deadline or _port_free(self.port):
                     raise
                 time.sleep(0.1)
 
     def pause(self) -> None:
-        """Freeze the process: connections stay open, nothing answers."""
-        with self._pausing:
+        """Freeze the process (SIGSTOP): connections stay open without answers, until `resume()`."""
+        with self._pause_lock:
             process = self._running()
-            if self._watch is None:
-                # Frozen, the process cannot see that we are gone, and would stay for ever. Somebody else has to look:
-                # a shell, as small as a process can be, that begins before the pause. (Linux could kill the process
-                # with its parent, but means by that the thread that started it, which may end long before the program.)
-                self._watch = subprocess.Popen(
-                    ["/bin/sh", "-c", _WATCH, "sh", str(process.pid)],
+            if self._watchdog is None:
+                # A frozen process cannot notice the end of this program and would stay for ever, so a small shell
+                # kills it then. (Linux's parent-death signal is no alternative: it is sent when the thread ends that
+                # has started the process.)
+                self._watchdog = subprocess.Popen(
+                    ["/bin/sh", "-c", _WATCHDOG, "sh", str(process.pid)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C is not for it either
+                    start_new_session=True,  # keeps Ctrl-C away from it
                 )
             process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """End a pause."""
-        with self._pausing:
-            if self._watch is not None:
+        with self._pause_lock:
+            if self._watchdog is not None:
                 self._end_pause(self._running())
 
     def _end_pause(self, process: subprocess.Popen[str]) -> None:
-        if self._watch is None:
+        if self._watchdog is None:
             return
         process.send_signal(signal.SIGCONT)
-        watch, self._watch = self._watch, None
-        with contextlib.suppress(BrokenPipeError):  # somebody has killed it
-            watch.communicate(b"resumed\n", timeout=_STOP_SECONDS)
+        watchdog, self._watchdog = self._watchdog, None
+        with contextlib.suppress(BrokenPipeError):  # it was killed
+            watchdog.communicate(b"resumed\n", timeout=_STOP_SECONDS)
 
     def _end(self, number: signal.Signals) -> None:
         process = self._process
@@ -241,8 +250,8 @@ class LocalBus:
         self._process = None
         if process.poll() is None:
             process.send_signal(number)
-        with self._pausing:
-            self._end_pause(process)  # after the signal: a frozen process that is killed does nothing in between
+        with self._pause_lock:
+            self._end_pause(process)  # after the signal, so that a frozen process does nothing before it is killed
         try:
             process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -253,13 +262,13 @@ class LocalBus:
                 pipe.close()
 
     def close(self) -> None:
-        """Stop, and remove what the process kept beside its store."""
+        """Stop the process and remove its temporary files; the store stays."""
         try:
             self.stop()
         finally:
-            self._tidy()
+            self._remove_folder()
 
-    def _tidy(self) -> None:
+    def _remove_folder(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None

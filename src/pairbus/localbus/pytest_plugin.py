@@ -1,4 +1,4 @@
-"""The pytest plugin that comes with pairbus: a `localbus` fixture for testing your own Service Bus code."""
+"""The pytest plugin of pairbus: a `localbus` fixture for tests of your own Service Bus code."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def localbus() -> Iterator[LocalBus]:
-    """A fresh, empty Service Bus namespace, in memory, for one test."""
+    """An empty Service Bus namespace in memory, for one test."""
     from .process import LocalBus
 
     with LocalBus() as bus:
         yield bus
-        if bus.log:  # pytest shows it if the test has failed
+        if bus.log:  # pytest shows it if the test fails
             print(bus.log, file=sys.stderr)

@@ -1,7 +1,7 @@
-"""The server: one loop that takes bytes in, lets the broker work, commits once a turn, and only then answers.
+"""The server: one event loop that reads, applies requests to the broker, commits, and only then answers.
 
-A turn of the event loop is: everything that was received is applied, one commit makes it durable, the answers that
-waited for it go out, receivers get what is ready, and each connection is written once.
+A turn applies everything that was received, commits it, gives the answers that waited for the commit, hands ready
+messages to receivers, commits their locks and removals, and writes to each connection once.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ import asyncio
 import contextlib
 import gc
 import heapq
-import json
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import bus_errors as conditions
-from .addresses import Address, locate
+from . import bus_errors
+from .addresses import Address
 from .amqp.connection import AmqpConnection
 from .amqp.dispatch import Dispatcher
 from .amqp.fairness import GROUP_COMMIT_SECONDS, ActiveClients, CommitCallbacks
@@ -30,9 +29,10 @@ from .bus_errors import BusError
 from .entities.hubs import Hub, Partition
 from .entities.queues import Queue
 from .entities.topics import Topic
+from .faults.control import FAULTS_PATH, FaultControl
 from .faults.delays import Delays
-from .faults.faults import FaultError, Faults, covers, is_drop_now
-from .rest.http import HttpProtocol, Request, Response
+from .faults.faults import Faults
+from .rest.http import HttpProtocol, Request
 from .rest.management import Management
 from .rest.websocket import WebSocket, upgrade
 
@@ -40,15 +40,12 @@ log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
 _HOUSEKEEPING_TICKS = 5
-#: After so many connections Python's collector looks at everything; see `serving` for why not more often.
-_DEPARTED = 200
-#: A fault's end is looked at a little later than its time, so that it has surely passed.
-_A_MOMENT = 0.01
-FAULTS_PATH = "$localbus/faults"
+#: Ended connections after which Python's garbage collector runs in full; see `server_process` for why not more often.
+_COLLECT_AFTER = 200
 
 
 class Server:
-    """Everything behind the port."""
+    """The state of a running localbus: its broker, connections, receivers, faults and timers."""
 
     def __init__(self, broker: Broker, authorizer: Authorizer) -> None:
         self.broker = broker
@@ -63,7 +60,8 @@ class Server:
         self.faults = Faults(broker.clock)
         self.operations = Operations(broker, broker.clock)
         self.failed: asyncio.Future[None] = self.loop.create_future()
-        self._management = Management(broker, self._authorize_rest, self.committed, {FAULTS_PATH: self._handle_faults})
+        control = FaultControl(self.faults, broker, self.connections, self.schedule, self.loop.call_later)
+        self._management = Management(broker, self._authorize_rest, self.committed, {FAULTS_PATH: control.handle})
         self._callbacks = CommitCallbacks()
         self._delays = Delays(self.loop)
         self._scheduled = False
@@ -86,7 +84,7 @@ class Server:
     # --- the turn --------------------------------------------------------------------------------------
 
     def schedule(self) -> None:
-        """A turn is wanted: it runs when everything received meanwhile has been applied."""
+        """Request a turn; it runs after the input that is being read has been applied."""
         if self._patient:
             self._wanted = True
         elif not self._scheduled and not self._stopped:
@@ -95,12 +93,12 @@ class Server:
 
     @property
     def is_turn_due(self) -> bool:
-        """Whether somebody is to be answered in the loop's next round."""
+        """True if a turn runs in the event loop's next iteration."""
         return self._scheduled
 
     @contextlib.contextmanager
     def patience(self) -> Iterator[None]:
-        """What is done meanwhile asks for a turn, but not at once: more of its kind is coming."""
+        """Postpone the turns requested in the with block a little, because more input follows."""
         self._patient = True
         try:
             yield
@@ -117,12 +115,12 @@ class Server:
             self._patience = self.loop.call_later(wait, self.schedule)
 
     def after_commit(self, callback: Callable[[], None], connection: AmqpConnection | None = None) -> None:
-        """Call when everything applied so far is durable; a connection's calls keep their order."""
+        """Call back when everything applied so far is durable; callbacks of one connection keep their order."""
         self._callbacks.add(callback, connection, deferred=connection is not None and connection.served_in_shares)
         self.schedule()
 
     def later(self, handler: LinkHandler, seconds: float, callback: Callable[[], None]) -> None:
-        """Call after a while (added latency); calls with the same delay keep their order."""
+        """Call back after that many seconds (added latency), unless the connection has ended by then."""
 
         def run() -> None:
             if handler.connection.alive:
@@ -132,7 +130,7 @@ class Server:
         self._delays.call(seconds, run)
 
     async def committed(self) -> None:
-        """Returns when everything applied so far is durable."""
+        """Return when everything applied so far is durable."""
         done: asyncio.Future[None] = self.loop.create_future()
         self.after_commit(lambda: None if done.done() else done.set_result(None))
         await done
@@ -147,7 +145,7 @@ class Server:
         try:
             self._work()
         except Exception as error:
-            # What could not be made durable must not be acknowledged: better no server than one that lies.
+            # Changes that are not durable must not be acknowledged: the server stops.
             log.critical("a turn failed; localbus stops without answering", exc_info=error)
             self._stopped = True
             if not self.failed.done():
@@ -157,27 +155,27 @@ class Server:
         now = self.now()
         ready = self.broker.turn(now)
         self.broker.store.commit()
-        everybody = self.loop.time() >= self._answered_at + GROUP_COMMIT_SECONDS
-        for callback in self._callbacks.take(with_deferred=everybody):
+        answer_all = self.loop.time() >= self._answered_at + GROUP_COMMIT_SECONDS
+        for callback in self._callbacks.take(with_deferred=answer_all):
             try:
                 callback()
             except Exception:
-                log.exception("an answer could not be given")  # the others get theirs
+                log.exception("an answer could not be given; the other answers follow")
         if self._expiries and self._expiries[0] <= now:
             self._expire_tokens(now)
         self.dispatcher.expire(now)
         if self.dispatcher.run(ready, now):
             self.schedule()
-        # Before a message leaves: that it is locked, or was received and deleted, must not be forgotten.
+        # A message must not be written before its lock or its removal (receive and delete) is durable.
         self.broker.store.commit()
         unwritten, self.unwritten = self.unwritten, set()
         for connection in unwritten:
-            if everybody or not connection.served_in_shares:
+            if answer_all or not connection.served_in_shares:
                 connection.flush()
             else:
                 self.unwritten.add(connection)
         self._set_timer()
-        if everybody:
+        if answer_all:
             self._answered_at = self.loop.time()
         elif self.unwritten or self._callbacks:
             self._turn_in_a_moment()
@@ -208,11 +206,11 @@ class Server:
             connection.tick(milliseconds)
         if self._ticks % _HOUSEKEEPING_TICKS == 0:
             self.broker.usage.delete_idle(self.now())
-            if self.departed >= _DEPARTED:
+            if self.departed >= _COLLECT_AFTER:
                 self.departed = 0
                 gc.collect()
 
-    # --- what links ask ----------------------------------------------------------------------------------
+    # --- requests of links -------------------------------------------------------------------------------
 
     def find_or_none(self, address: Address) -> Queue | Topic | Hub | None:
         try:
@@ -221,7 +219,7 @@ class Server:
             return None
 
     def expect_expiry(self, when: float) -> None:
-        """A token runs out then: its links are looked at."""
+        """Check the links of all connections when a token expires at that time."""
         if when != float("inf"):
             heapq.heappush(self._expiries, when)
             self.schedule()
@@ -242,13 +240,13 @@ class Server:
             if consumer.holds_session(session, owner):
                 consumer.detach(
                     BusError(
-                        conditions.SESSION_LOCK_LOST,
+                        bus_errors.SESSION_LOCK_LOST,
                         "The session lock has expired on the MessageSession. Accept a new MessageSession.",
                     )
                 )
 
     def _changed(self, queue: Queue) -> None:
-        """New settings: who may not receive any more is told, whether it waits for messages or not."""
+        """Wake the receivers of a queue with new settings: those that may not receive any more are refused."""
         if queue.settings.forward_to is None:
             for consumer in self.dispatcher.consumers(queue):
                 self.dispatcher.wake(consumer)
@@ -258,7 +256,7 @@ class Server:
             for partition in entity.partitions:
                 self.hub_readers.pop(partition, None)
         path = entity.path if isinstance(entity, Queue) else entity.settings.name
-        error = conditions.not_found(path)
+        error = bus_errors.not_found(path)
         if isinstance(entity, Queue):
             consumers, waiters = self.dispatcher.remove_queue(entity)
             for consumer in consumers:
@@ -285,77 +283,11 @@ class Server:
     def _authorize_rest(self, header: str | None, path: str, right: str) -> None:
         self.authorizer.check_rest(header, path, right, self.now())
 
-    async def _handle_faults(self, request: Request) -> Response:
-        """GET lists the faults, POST sets one (JSON), DELETE removes one (`?id=`) or all."""
-        if request.method == "GET":
-            return _json(200, self.faults.listed())
-        if request.method == "DELETE":
-            if "id" not in request.query:
-                self.faults.clear()
-                self._recover()
-                return _json(200, [])
-            if not request.query["id"].isdecimal():
-                return _json(400, {"error": f"id must be a number, not {request.query['id']!r}"})
-            self.faults.remove(int(request.query["id"]))  # one that has ended by itself is no mistake
-            self._recover()
-            return _json(200, self.faults.listed())
-        if request.method != "POST":
-            return _json(405, {"error": "GET, POST and DELETE are known here"})
-        try:
-            wanted = json.loads(request.body)
-            if not isinstance(wanted, dict):
-                raise FaultError("a fault is a JSON object")
-            fault = self.faults.read(wanted)
-            if fault.entity != "*":
-                fault.entity = self._place_of(fault.entity)
-        except ValueError as error:
-            return _json(400, {"error": str(error)})
-        if is_drop_now(fault.kind, fault.parameters):
-            return _json(200, {"id": fault.id, "dropped": self.drop_connections(fault.entity)})
-        self.faults.add(fault)
-        if fault.until is not None:
-            self.loop.call_later(max(fault.until - self.now(), 0.0) + _A_MOMENT, self._recover)
-        if fault.kind == "unavailable":
-            self._detach_unavailable(fault.entity)
-        return _json(201, fault.describe())
-
-    def _place_of(self, entity: str) -> str:
-        """Where a fault on an entity strikes; a fault that would strike nothing is refused."""
-        address = locate(entity, self.broker)
-        if self.find_or_none(address) is None:
-            raise FaultError(f"there is no entity '{entity}' to set a fault on; create it first, or use '*'")
-        if address.management or address.is_part_of_hub:
-            raise FaultError(f"a fault is of an entity as a whole: set it on '{address.full_path}', not on '{entity}'")
-        return address.full_path.lower()
-
-    def drop_connections(self, entity: str) -> int:
-        """Cut every connection that has a link to an entity (or all), now."""
-        entity = entity.lower()
-        dropped = 0
-        for connection in list(self.connections):
-            if entity == "*" or any(covers(entity, h.path) for h in connection.handlers()):
-                connection.drop()
-                dropped += 1
-        return dropped
-
-    def _detach_unavailable(self, entity: str) -> None:
-        for handler in self._handlers():
-            if handler.right is not None and (entity == "*" or covers(entity, handler.path)):
-                error = self.faults.on_attach(handler.path)
-                if error is not None:
-                    handler.detach(error)
-
-    def _recover(self) -> None:
-        """Faults ended: whoever was left without an answer is served again."""
-        for connection in list(self.connections):
-            connection.recover()
-        self.schedule()
-
     # --- the end -----------------------------------------------------------------------------------------
 
     async def stop(self, grace: float = 1.0) -> None:
-        """Say goodbye to every client, commit, close."""
-        error = BusError(conditions.CONNECTION_FORCED, "localbus is stopping.")
+        """Close every connection, waiting up to `grace` seconds for the clients; then commit and close the store."""
+        error = BusError(bus_errors.CONNECTION_FORCED, "localbus is stopping.")
         for connection in list(self.connections):
             connection.close(error)
         deadline = self.loop.time() + grace
@@ -370,8 +302,4 @@ class Server:
         self.broker.store.close()
 
 
-def _json(status: int, body: Any) -> Response:
-    return Response(status, json.dumps(body).encode(), {"content-type": "application/json"})
-
-
-__all__ = ["FAULTS_PATH", "Server"]
+__all__ = ["Server"]

@@ -1,4 +1,4 @@
-"""The life of a localbus process: from the port it binds to the ready line, and from there to an orderly end."""
+"""A localbus process: binding the port, loading the store, announcing the ready line, serving and stopping."""
 
 from __future__ import annotations
 
@@ -25,20 +25,23 @@ from .broker.broker import Broker
 from .broker.store import SqliteStore, StoreError
 from .entities_file import EntitiesFileError, load_entities
 from .listener import BACKLOG, Listener
-from .options import HOST, STOPPING, Options, UsageError
+from .options import HOST, STOP_SIGNALS, Options, UsageError
 from .server import Server
 from .tls import ForeignCertificate, server_context
 
 FAILED = 1
 _FREE_PORTS = range(20000, 32768)
 _OPEN_FILES = 10240
-#: What the ready line holds, and no such line is longer.
+#: The keys of the ready line, and its maximum size.
 _READY_KEYS = ("name", "host", "port", "connection_string", "ca_file")
 _READY_BYTES = 16 * 1024
 
 
 def serve(options: Options) -> int:
-    """Serve until a signal says to stop; the exit code. UsageError if it cannot be started like this."""
+    """Serve until a signal stops the process; return the exit code.
+
+    Raises `UsageError` if the server cannot start with these options.
+    """
     try:
         return asyncio.run(_serve(options))
     except (StoreError, EntitiesFileError) as error:
@@ -49,7 +52,7 @@ def serve(options: Options) -> int:
 
 
 def bind(port: int) -> socket.socket:
-    """The listening socket; a port in use is said plainly."""
+    """Return a listening socket; raise `UsageError` if the port cannot be used. Port 0 takes a free one."""
     if port:
         try:
             return _listen(port)
@@ -57,8 +60,8 @@ def bind(port: int) -> socket.socket:
             if error.errno == errno.EADDRINUSE:
                 raise UsageError(f"port {port} is in use; choose another, or 0 for any free one") from None
             raise UsageError(f"port {port} cannot be used: {error.strerror}") from None
-    # Not one of the ports that the system gives to clients: one of them could take it while localbus restarts,
-    # and a client that dials a dead port of that range can even meet itself.
+    # Ephemeral ports are avoided: a client's connection could take the port while localbus restarts, and a client
+    # that connects to an unused port of that range can even connect to itself.
     for candidate in random.sample(_FREE_PORTS, 50):
         with contextlib.suppress(OSError):
             return _listen(candidate)
@@ -78,7 +81,7 @@ def _listen(port: int) -> socket.socket:
 
 
 def connection_string(port: int, key: Key) -> str:
-    """One string that fits the data clients and the administration client."""
+    """Return a connection string for the data clients and the administration client."""
     return (
         f"Endpoint=sb://{HOST}:{port};SharedAccessKeyName={key.name};SharedAccessKey={key.secret};"
         "UseDevelopmentEmulator=true;"
@@ -86,7 +89,7 @@ def connection_string(port: int, key: Key) -> str:
 
 
 def _allow_connections() -> None:
-    """Use as many file descriptors as we may: shells give 256 or 1024, which a thousand clients would use up."""
+    """Raise the limit of open files: a shell's 256 or 1024 are not enough for a thousand clients."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     with contextlib.suppress(ValueError, OSError):
@@ -95,24 +98,24 @@ def _allow_connections() -> None:
 
 
 async def _serve(options: Options) -> int:
-    # Messages are many, live long and are part of no cycle: Python's collector need not look through all of them again
-    # and again. What does make cycles is connections: the server has it look when many of them have gone.
+    # Messages are many, long-lived and not part of reference cycles: frequent full collections would be a waste.
+    # Connections do form cycles: the server runs a collection after many of them have ended.
     gc.set_threshold(10_000, 20, 1_000_000)
-    # First of all: whoever waits for it must not find the one of a process that was killed.
-    _forget_ready_file(options)
+    # First of all, so that a program that waits for the file does not find that of a killed process.
+    _remove_ready_file(options)
     _allow_connections()
     sock = bind(options.port)
     port = sock.getsockname()[1]
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(sock.close)
-        broker = _load(options, cleanup)  # before the certificates: a store that is refused leaves nothing behind
+        broker = _load(options, cleanup)  # before the certificates, so that a refused store leaves no files behind
         folder = _tls_folder(options, cleanup)
         try:
             tls, ca_file = server_context(folder, options.name)
         except ForeignCertificate as error:
             raise UsageError(f"{error}: name another --tls-folder, or remove ca.pem and server.pem") from None
         except OSError as error:
-            raise UsageError(f"the certificates cannot be kept in {folder}: {error.strerror}") from None
+            raise UsageError(f"the certificates cannot be written to {folder}: {error.strerror}") from None
         hosts = frozenset(("127.0.0.1", "localhost", "::1", f"{options.name}.servicebus.windows.net".lower()))
         authorizer = Authorizer(
             list(options.keys), hosts=hosts, port=port, accept_any_jwt=options.accept_any_jwt, entities=broker
@@ -141,17 +144,17 @@ async def _serve(options: Options) -> int:
 
 
 def _stop_event() -> asyncio.Event:
-    """Set by any signal that stops the process: what was interrupted until now is from here on ended in order."""
+    """Return an event that the stop signals set; until now they interrupted the start."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in STOPPING:
+    for number in STOP_SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             loop.add_signal_handler(number, stop.set)
     return stop
 
 
 def _tls_folder(options: Options, cleanup: contextlib.ExitStack) -> Path:
-    """Where the certificates are kept: beside the store, or for as long as the process lives."""
+    """Return the folder of the certificates: the given one, one beside the store, or a temporary one."""
     if options.tls_folder is not None:
         return options.tls_folder
     if options.store is not None:
@@ -162,11 +165,11 @@ def _tls_folder(options: Options, cleanup: contextlib.ExitStack) -> Path:
 
 
 def _load(options: Options, cleanup: contextlib.ExitStack) -> Broker:
-    """The broker with what its store holds."""
+    """Return the broker, with everything that its store has."""
     if options.store is None:
         return Broker(options.name)
     store = SqliteStore(options.store)
-    # The server closes it in good order. If it does not come to that, nothing half-done is written.
+    # The server commits and closes the store. If the start fails, collected changes must not be written.
     cleanup.callback(store.abandon)
     try:
         return Broker(options.name, store)
@@ -175,54 +178,56 @@ def _load(options: Options, cleanup: contextlib.ExitStack) -> Broker:
 
 
 def _read_until_eof(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """Stop when the program that holds the other end of our input is gone: nobody else would.
+    """Set `stop` at the end of standard input: the program that started localbus has ended.
 
-    A thread, because the loop cannot wait for what may be a file as well as a pipe.
+    Runs on a thread, because the event loop can wait for a pipe but not for a file.
     """
     while os.read(sys.stdin.fileno(), 1024):
         pass
-    with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+    with contextlib.suppress(RuntimeError):  # the loop is closed already
         loop.call_soon_threadsafe(stop.set)
 
 
-def _forget_ready_file(options: Options) -> None:
+def _remove_ready_file(options: Options) -> None:
+    """Remove the ready file of an earlier process; raise `UsageError` if the file is something else."""
     path = options.ready_file
     if path is None:
         return
     if path.exists() and not path.is_file():
-        raise UsageError(f"--ready-file {path} is there and is no file; name another")
+        raise UsageError(f"--ready-file {path} exists and is not a regular file; name another")
     try:
         if not _is_ready_file(path):
-            raise UsageError(f"--ready-file {path} holds something else than a ready line; name another")
+            raise UsageError(f"--ready-file {path} contains something other than a ready line; name another")
         path.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"--ready-file {path}: {error.strerror}") from None
 
 
 def _is_ready_file(path: Path) -> bool:
-    """Whether a file holds nothing but what a localbus has left there, or nothing at all."""
+    """Return True if a file does not exist, is empty or contains a ready line."""
     try:
         with path.open("rb") as file:
-            left = file.read(_READY_BYTES + 1)
+            content = file.read(_READY_BYTES + 1)
     except FileNotFoundError:
         return True
     try:
-        found = json.loads(left[:_READY_BYTES]) if left.strip() else dict.fromkeys(_READY_KEYS)
+        found = json.loads(content[:_READY_BYTES]) if content.strip() else dict.fromkeys(_READY_KEYS)
     except (ValueError, RecursionError):
         return False
     return isinstance(found, dict) and tuple(found) == _READY_KEYS
 
 
 def _announce(options: Options, port: int, ca_file: Path, cleanup: contextlib.ExitStack) -> None:
-    told = options.name, HOST, port, connection_string(port, options.keys[0]), str(ca_file.absolute())
-    line = json.dumps(dict(zip(_READY_KEYS, told, strict=True)))
+    """Write the ready line to the ready file and to standard output."""
+    values = options.name, HOST, port, connection_string(port, options.keys[0]), str(ca_file.absolute())
+    line = json.dumps(dict(zip(_READY_KEYS, values, strict=True)))
     if options.ready_file is not None:
-        # Whole or not there at all: a reader polls for it.
+        # Renamed when it is complete, because readers poll for it.
         part = options.ready_file.with_name(options.ready_file.name + ".part")
         cleanup.callback(options.ready_file.unlink, missing_ok=True)
         try:
             with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
-                out.write(line + "\n")  # it holds the key
+                out.write(line + "\n")  # it contains the key, hence mode 0600
             part.replace(options.ready_file)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -232,13 +237,13 @@ def _announce(options: Options, port: int, ca_file: Path, cleanup: contextlib.Ex
 
 
 def _print(line: str) -> None:
-    """The ready line on standard output; nobody could find a server whose line is lost."""
+    """Print the ready line; raise `UsageError` if it cannot be written, since the server could not be found."""
     try:
-        if sys.stdout is None:  # Python's way of saying that it was closed
+        if sys.stdout is None:  # it was closed before Python started
             raise OSError(errno.EBADF, "it is closed")
         print(line, flush=True)
     except OSError as error:
         with contextlib.suppress(OSError, AttributeError):
-            # What could not be written is still in the buffer: let Python's exit write it to nowhere.
+            # The line is still in the buffer: let Python's exit write it to /dev/null.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise UsageError(f"the ready line cannot be written to standard output: {error.strerror}") from None

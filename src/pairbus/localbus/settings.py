@@ -1,4 +1,4 @@
-"""What an entity was created with: frozen, checked, with the service's defaults and limits."""
+"""The settings of entities and rules: frozen and validated, with the service's defaults and limits."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, TypeVar
 
 from .bus_errors import INVALID_FIELD, BusError
 
-#: The service's "for ever": .NET's TimeSpan.MaxValue, which the SDKs send as P10675199DT2H48M5.4775807S.
+#: The service's value for "no limit": .NET's TimeSpan.MaxValue, which the SDKs send as P10675199DT2H48M5.4775807S.
 FOREVER = timedelta(days=10675199, hours=2, minutes=48, seconds=5, microseconds=477581)
 
-#: What a namespace allows a single message to weigh unless the entity says otherwise (Standard tier).
+#: Largest message of an entity by default (Standard tier), and the highest limit that can be set (Premium).
 STANDARD_MESSAGE_KILOBYTES = 256
 PREMIUM_MESSAGE_KILOBYTES = 102_400
 
-#: Of a queue, a topic or an event hub.
-_LONGEST_PATH = 260
-_LONGEST_SUBSCRIPTION = 50
+#: Characters in the path of a queue, a topic or an event hub.
+_MAX_PATH = 260
+_MAX_SUBSCRIPTION = 50
 
 STATUSES = ("Active", "Disabled", "SendDisabled", "ReceiveDisabled")
 
@@ -34,9 +34,9 @@ def _between(name: str, value: timedelta, low: timedelta, high: timedelta) -> No
 
 
 def check_path(path: str) -> str:
-    """An entity's path as the service takes it: no odd characters, no leading or trailing slash."""
-    if not 1 <= len(path) <= _LONGEST_PATH:
-        raise _bad("the entity path", path, f"1 to {_LONGEST_PATH} characters")
+    """Return the path if the service accepts it as an entity's; raise `BusError` otherwise."""
+    if not 1 <= len(path) <= _MAX_PATH:
+        raise _bad("the entity path", path, f"1 to {_MAX_PATH} characters")
     if path[0] in "/." or path[-1] in "/." or "//" in path:
         raise _bad("the entity path", path, "it may not begin or end with '/' or '.', nor hold '//'")
     if not all(c.isalnum() or c in "-._~/$" for c in path):
@@ -47,18 +47,16 @@ def check_path(path: str) -> str:
 
 
 def check_subscription_name(name: str) -> None:
-    """Refuse a name under which the service would not keep a subscription; what else it may hold says its path."""
-    if len(name) > _LONGEST_SUBSCRIPTION:
-        raise BusError(
-            INVALID_FIELD, f"The subscription name '{name}' is longer than {_LONGEST_SUBSCRIPTION} characters."
-        )
+    """Raise `BusError` if a subscription's name is too long or contains a slash; `check_path` checks the rest."""
+    if len(name) > _MAX_SUBSCRIPTION:
+        raise BusError(INVALID_FIELD, f"The subscription name '{name}' is longer than {_MAX_SUBSCRIPTION} characters.")
     if "/" in name:
         raise BusError(INVALID_FIELD, f"The subscription name '{name}' may not hold '/'.")
 
 
 @dataclass(frozen=True)
 class _Checked:
-    """Shared by all settings: a copy with some fields changed is checked again."""
+    """A base of all settings; a changed copy is validated again."""
 
     name: str
 
@@ -68,7 +66,7 @@ class _Checked:
 
 @dataclass(frozen=True)
 class QueueSettings(_Checked):
-    """A queue, or (under its own name, without its topic) a subscription: what holds messages."""
+    """Settings of a queue or, under its name without the topic, of a subscription."""
 
     lock_duration: timedelta = timedelta(minutes=1)
     max_size_in_megabytes: int = 1024
@@ -88,11 +86,11 @@ class QueueSettings(_Checked):
     enable_partitioning: bool = False
     enable_express: bool = False
     max_message_size_in_kilobytes: int = STANDARD_MESSAGE_KILOBYTES
-    #: They hold keys.
+    #: Not shown, because they contain keys.
     authorization_rules: tuple[dict[str, Any], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        if self.lock_duration > timedelta(minutes=5):  # the service's own words
+        if self.lock_duration > timedelta(minutes=5):  # worded as the service does
             raise BusError(INVALID_FIELD, "The supplied lock time exceeds the allowed maximum of '5' minutes.")
         _between("LockDuration", self.lock_duration, timedelta(seconds=1), timedelta(minutes=5))
         if not 1 <= self.max_delivery_count <= 2147483647:
@@ -102,7 +100,7 @@ class QueueSettings(_Checked):
 
 @dataclass(frozen=True)
 class TopicSettings(_Checked):
-    """A topic: takes messages, keeps none, copies each to the subscriptions whose rules match."""
+    """Settings of a topic."""
 
     default_message_time_to_live: timedelta = FOREVER
     max_size_in_megabytes: int = 1024
@@ -117,7 +115,7 @@ class TopicSettings(_Checked):
     enable_partitioning: bool = False
     enable_express: bool = False
     max_message_size_in_kilobytes: int = STANDARD_MESSAGE_KILOBYTES
-    #: They hold keys.
+    #: Not shown, because they contain keys.
     authorization_rules: tuple[dict[str, Any], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
@@ -126,7 +124,7 @@ class TopicSettings(_Checked):
 
 @dataclass(frozen=True)
 class HubSettings(_Checked):
-    """An event hub: a fixed number of partitions, each a log."""
+    """Settings of an event hub."""
 
     partition_count: int = 4
 
@@ -136,13 +134,13 @@ class HubSettings(_Checked):
             raise _bad("PartitionCount", self.partition_count, "1 to 1024")
 
 
-#: The type and the text of values in a rule as a client spelt them, by name: it reads back what it wrote.
+#: Name -> type and text of a value in a rule as the client wrote it, so that it reads back the same.
 Spelling = dict[str, tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class CorrelationFilter:
-    """Equal in every field that is given; application properties compare by value."""
+    """A filter for equality in every field that is set; application properties compare by value."""
 
     correlation_id: str | None = None
     message_id: str | None = None
@@ -158,7 +156,7 @@ class CorrelationFilter:
 
 @dataclass(frozen=True)
 class SqlExpression:
-    """A SQL filter's or action's text, with its @parameters."""
+    """The text of a SQL filter or action, with its @parameters."""
 
     text: str
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -167,12 +165,12 @@ class SqlExpression:
 
 @dataclass(frozen=True)
 class TrueFilter:
-    """Every message."""
+    """A filter that matches every message."""
 
 
 @dataclass(frozen=True)
 class FalseFilter:
-    """No message."""
+    """A filter that matches no message."""
 
 
 RuleFilter = CorrelationFilter | SqlExpression | TrueFilter | FalseFilter
@@ -180,7 +178,7 @@ RuleFilter = CorrelationFilter | SqlExpression | TrueFilter | FalseFilter
 
 @dataclass(frozen=True)
 class RuleSettings(_Checked):
-    """A subscription's rule: which messages, and what is changed in the copy."""
+    """A subscription's rule: a filter, and an action that edits the copy."""
 
     filter: RuleFilter = TrueFilter()
     action: SqlExpression | None = None
@@ -192,7 +190,7 @@ class RuleSettings(_Checked):
 
 @dataclass(frozen=True)
 class Counts:
-    """How many messages an entity holds, by what is to become of them."""
+    """The numbers of messages of an entity, by state."""
 
     active: int = 0
     dead_letter: int = 0

@@ -1,4 +1,4 @@
-"""A certificate authority of localbus's own, kept in a folder so that a restart keeps it."""
+"""localbus's own certificate authority and server certificate, kept in a folder so that restarts reuse them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class ForeignCertificate(ValueError):
-    """A file of the folder is not what this server keeps there; the text says which."""
+    """A file in the folder is not one that localbus has written; the text says which."""
 
 
 _ISSUER = "pairbus localbus"
@@ -16,19 +16,22 @@ HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 def server_context(folder: Path, name: str) -> tuple[ssl.SSLContext, Path]:
-    """A TLS context, and the file of the CA that clients must trust; made once per folder."""
+    """Return a TLS context and the CA file that clients must trust; create the certificates if there are none.
+
+    Raises `ForeignCertificate` if the folder contains other certificates.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     ca_file, chain = folder / "ca.pem", folder / "server.pem"
-    if ca_file.exists() and not chain.exists():  # ours is written last
-        raise ForeignCertificate(f"{ca_file} is not localbus's own, since there is no server.pem beside it")
+    if ca_file.exists() and not chain.exists():  # localbus writes ca.pem last
+        raise ForeignCertificate(f"{ca_file} was not written by localbus, since there is no server.pem beside it")
     if chain.exists() and not ca_file.exists() and not _is_ours(chain):
-        raise ForeignCertificate(f"{chain} is not localbus's own, since there is no ca.pem beside it")
+        raise ForeignCertificate(f"{chain} was not written by localbus, since there is no ca.pem beside it")
     if not (ca_file.exists() and chain.exists()):
-        import trustme  # a tenth of the time that localbus takes to start, and most never ask for TLS
+        import trustme  # here, because the import is a tenth of the start and is needed once per folder
 
         authority = trustme.CA(organization_name=_ISSUER)
         leaf = authority.issue_cert(*HOSTS, f"{name}.servicebus.windows.net")
-        # The CA's file comes last: where it is, the rest is whole.
+        # The CA file is written last: if it exists, server.pem is complete.
         part = folder / "server.pem.part"
         private = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(private, "wb") as out:
@@ -42,13 +45,13 @@ def server_context(folder: Path, name: str) -> tuple[ssl.SSLContext, Path]:
         context.load_cert_chain(chain)
     except ssl.SSLError as error:
         raise ForeignCertificate(
-            f"{chain} holds no certificate with its key that could be used ({error.reason})"
+            f"{chain} does not contain a usable certificate with its key ({error.reason})"
         ) from None
     return context, ca_file
 
 
 def _is_ours(chain: Path) -> bool:
-    """Whether a certificate is one that a localbus has made, and was killed before it could write the CA's file."""
+    """Return True for a certificate of a localbus that was killed before it could write the CA file."""
     text = chain.read_text(encoding="utf-8", errors="replace")
     begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
     first = text[text.find(begin) : text.find(end) + len(end)]

@@ -1,4 +1,4 @@
-"""Set and clear the faults of a running localbus, over its management port."""
+"""A client that sets and clears the faults of a running localbus, over its management API."""
 
 from __future__ import annotations
 
@@ -18,12 +18,17 @@ from pairbus.localbus.errors import LocalBusError
 
 from .faults import FaultError
 
-#: How long localbus may take to answer; one that is well takes a few milliseconds.
+#: Time limit of a request; it usually takes a few milliseconds.
 ANSWER_SECONDS = 10.0
 
 
 class FaultClient:
-    """One method per fault; each takes `entity` (a path, default all), `count` and `seconds`, and returns an id."""
+    """A client with one method for each kind of fault.
+
+    Each takes `entity` (a path, by default all), `count` (occurrences until it ends) and `seconds` (until it ends), and
+    returns the fault's id. A fault that localbus refuses raises `FaultError`, a localbus without an answer
+    `LocalBusError`.
+    """
 
     def __init__(self, host: str, port: int, connection_string: str, ca_file: str) -> None:
         self._host = host
@@ -35,79 +40,80 @@ class FaultClient:
         return f"<FaultClient {self._host}:{self._port}>"
 
     def unavailable(self, entity: str = "*", *, condition: str | None = None, **limits: Any) -> int:
-        """New links are refused and existing ones detached (default condition: amqp:internal-error)."""
+        """Refuse new links and detach existing ones (default condition: amqp:internal-error)."""
         return self._set("unavailable", entity, {"condition": condition}, limits)
 
     def black_hole(self, entity: str = "*", **limits: Any) -> int:
-        """Bytes are accepted, nothing is answered."""
+        """Accept bytes and answer nothing."""
         return self._set("black-hole", entity, {}, limits)
 
     def drop(self, entity: str = "*", *, after: int = 0, **limits: Any) -> int:
-        """Cut the connections of an entity now, or the one that carried a message each time that `after` have passed.
+        """Cut the connections of an entity now, or cut a connection after every `after` messages of the entity.
 
-        What a cut connection has sent is kept; the sender just never hears of it.
+        Messages that a cut connection has sent are kept, but not acknowledged.
         """
         return self._set("drop", entity, {"after": after}, limits)
 
     def reject(
         self, condition: str, entity: str = "*", *, description: str | None = None, rate: float = 1.0, **limits: Any
     ) -> int:
-        """Sends are rejected with a condition."""
+        """Reject sends with a condition."""
         given = {"condition": condition, "description": description, "rate": rate}
         return self._set("reject", entity, given, limits)
 
     def busy(self, entity: str = "*", *, rate: float = 1.0, **limits: Any) -> int:
-        """The service is throttling: sends, attaches and requests get server-busy."""
+        """Throttle: refuse sends, attaches and requests with server-busy."""
         return self._set("busy", entity, {"rate": rate}, limits)
 
     def internal_error(self, entity: str = "*", *, rate: float = 1.0, **limits: Any) -> int:
-        """Sends and requests fail with an internal error."""
+        """Fail sends and requests with an internal error."""
         return self._set("internal-error", entity, {"rate": rate}, limits)
 
     def lock_lost(self, entity: str = "*", *, rate: float = 1.0, **limits: Any) -> int:
-        """Settling finds the lock lost, and the message is there for others."""
+        """Refuse settlements because the lock is lost, and make the message available to other receivers."""
         return self._set("lock-lost", entity, {"rate": rate}, limits)
 
     def late_settle(self, delay: float, entity: str = "*", **limits: Any) -> int:
-        """A settlement is applied at once and answered late."""
+        """Apply settlements at once and answer them that many seconds later."""
         return self._set("late-settle", entity, {"delay": delay}, limits)
 
     def lost_settle(self, entity: str = "*", *, rate: float = 1.0, **limits: Any) -> int:
-        """A settlement is applied and its answer never sent."""
+        """Apply settlements without an answer."""
         return self._set("lost-settle", entity, {"rate": rate}, limits)
 
     def lost_accept(self, entity: str = "*", *, rate: float = 1.0, **limits: Any) -> int:
-        """A sent message is taken in and its answer never sent."""
+        """Accept sent messages without an answer."""
         return self._set("lost-accept", entity, {"rate": rate}, limits)
 
     def latency(self, delay: float, entity: str = "*", **limits: Any) -> int:
-        """Each direction takes this many seconds longer."""
+        """Add that many seconds to each direction."""
         return self._set("latency", entity, {"delay": delay}, limits)
 
     def quota_exceeded(self, entity: str = "*", **limits: Any) -> int:
-        """The entity is full."""
+        """Refuse sends because the entity is full."""
         return self._set("quota", entity, {}, limits)
 
     def size_limit(self, limit: int, entity: str = "*", **limits: Any) -> int:
-        """Messages above this many bytes are too large, for links that attach from now on."""
+        """Refuse messages of more than that many bytes, on links that attach from now on."""
         return self._set("size-limit", entity, {"limit": limit}, limits)
 
     def clear(self, id: int | None = None) -> None:
-        """End one fault, or all; one that has ended by itself is no mistake."""
+        """End one fault, or all. A fault that has ended already is not an error."""
         self._request("DELETE", "" if id is None else f"?id={id}")
 
     def list(self) -> list[dict[str, Any]]:
+        """Return the descriptions of the faults that have not ended."""
         found: list[dict[str, Any]] = self._request("GET", "")
         return found
 
     @contextmanager
     def during(self, kind: str, entity: str = "*", **parameters: Any) -> Iterator[int]:
-        """A fault for the length of a with statement: `with bus.faults.during("busy", "orders"): ...`."""
+        """Set a fault for the length of a with statement: `with bus.faults.during("busy", "orders"): ...`."""
         id = self._set(kind, entity, parameters, {})
         try:
             yield id
         except BaseException:
-            with suppress(LocalBusError):  # what went wrong inside is what the caller must see
+            with suppress(LocalBusError):  # the exception of the with block matters more
                 self.clear(id)
             raise
         self.clear(id)
@@ -121,7 +127,7 @@ class FaultClient:
         try:
             status, text = self._exchange(method, query, None if body is None else json.dumps(body))
         except (OSError, http.client.HTTPException) as error:  # ssl.SSLError is an OSError
-            raise LocalBusError(self._why(error)) from error
+            raise LocalBusError(self._no_answer(error)) from error
         if status >= 400:
             try:
                 text = json.loads(text)["error"]
@@ -140,8 +146,8 @@ class FaultClient:
         finally:
             connection.close()
 
-    def _why(self, error: Exception) -> str:
-        """What is wrong with a localbus that gave no answer, and what would help."""
+    def _no_answer(self, error: Exception) -> str:
+        """Return the cause of a missing answer, and what to do."""
         where = f"localbus on {self._host}:{self._port}"
         if isinstance(error, TimeoutError):
             return f"{where} has not answered for {ANSWER_SECONDS:g} s: is it paused? Call resume(), or restart()."
@@ -149,7 +155,7 @@ class FaultClient:
             return f"{where} is not running: it was stopped or killed, and its faults are gone. Call restart()."
         if isinstance(error, FileNotFoundError):
             return f"{where} was closed, its certificate {self._ca_file} is gone. Call start() to have it again."
-        return f"{where} broke off instead of answering ({error!r}): it may just have ended. Call restart()."
+        return f"{where} closed the connection without an answer ({error!r}): it may just have ended. Call restart()."
 
     def _token(self) -> str:
         parts = dict(part.partition("=")[::2] for part in self._secrets.split(";") if part)

@@ -1,4 +1,4 @@
-"""Calls that are held up by added latency: one timer for all that wait equally long, not one for each."""
+"""Delayed calls for added latency: one timer for all calls with the same delay."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from collections.abc import Callable
 
 log = logging.getLogger("pairbus.localbus.delays")
 
-#: So many are called before others have a turn of the loop.
-_AT_ONCE = 100
+#: Calls made in one go before the event loop continues.
+_MAX_CALLS = 100
 
 
 class Delays:
-    """Calls after a while; those with the same delay keep their order."""
+    """Calls that wait for their delay; those with the same delay keep their order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiting: dict[float, deque[tuple[float, Callable[[], None]]]] = {}
 
     def call(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Call back after that many seconds; an exception of the callback is logged."""
         waiting = self._waiting.get(seconds)
         due = self._loop.time() + seconds
         if waiting is None:
@@ -30,13 +31,13 @@ class Delays:
 
     def _run(self, seconds: float) -> None:
         waiting = self._waiting[seconds]
-        now, left = self._loop.time(), _AT_ONCE
-        while waiting and waiting[0][0] <= now and left:
-            left -= 1
+        now, remaining = self._loop.time(), _MAX_CALLS
+        while waiting and waiting[0][0] <= now and remaining:
+            remaining -= 1
             try:
                 waiting.popleft()[1]()
             except Exception:
-                log.exception("what was held up could not be done")  # the others are
+                log.exception("a call delayed by added latency failed; the other calls go on")
         if waiting:
             self._loop.call_at(waiting[0][0], self._run, seconds)
         else:

@@ -1,6 +1,6 @@
-"""Faults that can be set at run time: what the real service does on a bad day, on demand.
+"""Faults that can be set at run time: failures of the real service, on demand.
 
-Pure: rules in, decisions out. A rule names an entity or all (`*`), what goes wrong, and for how long or how often.
+Pure: rules in, decisions out. A rule has a kind, an entity or all (`*`), and how long or how often it applies.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pairbus.localbus import bus_errors as conditions
+from pairbus.localbus import bus_errors
 from pairbus.localbus.bus_errors import BusError
 
-#: What can be set, and which parameters each takes.
+#: The kinds of faults, with the parameters that each takes.
 KINDS: dict[str, tuple[str, ...]] = {
     "unavailable": ("condition",),
     "black-hole": (),
@@ -33,12 +33,12 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 _COMMON = ("entity", "kind", "count", "seconds")
 _DEFAULTS: dict[str, Any] = {"rate": 1.0, "condition": None, "description": None, "after": 0, "delay": 0.0, "limit": 0}
-#: These are states rather than strikes: there is nothing to count.
+#: Kinds that last for a time and have no occurrences to count.
 _UNCOUNTED = ("black-hole", "latency", "size-limit")
-#: How many places are remembered with the faults that strike there.
-_REMEMBERED = 1000
+#: Size of the cache of faults by path.
+_CACHE_SIZE = 1000
 
-_LONGEST = 86400.0
+_MAX_SECONDS = 86400.0
 _REQUESTS = (
     "black-hole", "busy", "internal-error", "unavailable", "lock-lost", "late-settle", "lost-settle", "reject",
     "quota", "lost-accept",
@@ -49,17 +49,17 @@ _LOCKED = (_SETTLE, "com.microsoft:renew-lock", "com.microsoft:renew-session-loc
 _SEND = "com.microsoft:schedule-message"
 
 
-#: What may follow an entity's name in the name of something that is its own.
-_OWN = re.compile(r"(/subscriptions/[^/]+)?(/(\$transfer/)?\$deadletterqueue)?(/\$management)?")
+#: The endings that make an entity's path that of its subscription, sub-queue or management node.
+_PART = re.compile(r"(/subscriptions/[^/]+)?(/(\$transfer/)?\$deadletterqueue)?(/\$management)?")
 
 
 class FaultError(ValueError):
-    """A fault that cannot be set; the text says what would be right."""
+    """A fault cannot be set; the text says what would be right."""
 
 
 @dataclass
 class Fault:
-    """One rule. `count` is how often it still strikes (None: always), `until` when it ends."""
+    """One rule. It applies `count` more times (None: without limit), and `until` that time (None: for ever)."""
 
     id: int
     kind: str
@@ -68,10 +68,10 @@ class Fault:
     count: int | None = None
     until: float | None = None
 
-    def ended(self, now: float) -> bool:
+    def has_ended(self, now: float) -> bool:
         return self.count == 0 or (self.until is not None and now >= self.until)
 
-    def strikes(self, path: str) -> bool:
+    def applies_to(self, path: str) -> bool:
         return self.entity == "*" or covers(self.entity, path)
 
     def describe(self) -> dict[str, Any]:
@@ -80,7 +80,11 @@ class Fault:
 
 @dataclass
 class Decision:
-    """What happens to one operation: several faults may add up."""
+    """The effect of all faults on one operation.
+
+    `error` refuses it, `swallow` ignores it and its answer, `no_reply` carries it out without an answer. `latency` is
+    added in each direction, `reply_delay` to the answer alone.
+    """
 
     error: BusError | None = None
     swallow: bool = False
@@ -91,7 +95,7 @@ class Decision:
 
 @dataclass
 class Faults:
-    """All faults of a server. `active` is False while there are none: then nobody asks."""
+    """All faults of a server. `active` is False while there are none, so that hot paths can skip the queries."""
 
     clock: Callable[[], float]
     chance: Callable[[], float] = random.random
@@ -99,15 +103,15 @@ class Faults:
     _faults: dict[int, Fault] = field(default_factory=dict)
     _ids: Any = field(default_factory=lambda: itertools.count(1))
     _carried: dict[int, int] = field(default_factory=dict)
-    #: Path and kinds → the faults that strike there: who is struck asks for every message.
-    _struck: dict[tuple[str, tuple[str, ...]], list[Fault]] = field(default_factory=dict)
-    #: What becomes of a settlement that is only slow: nobody changes it.
-    _only_late: Decision = field(default_factory=Decision)
+    #: (path, kinds) -> the faults that apply: a cache, since it is queried for every message.
+    _applicable: dict[tuple[str, tuple[str, ...]], list[Fault]] = field(default_factory=dict)
+    #: The decision for a settlement that only has latency, shared and never changed.
+    _latency_only: Decision = field(default_factory=Decision)
 
-    # --- setting ---------------------------------------------------------------------------------------
+    # --- setting faults --------------------------------------------------------------------------------
 
     def read(self, request: dict[str, Any]) -> Fault:
-        """A fault from its plain description, not yet set; every mistake in it is named."""
+        """Return a fault from its JSON description without setting it; raise `FaultError` for any mistake."""
         kind = request.get("kind")
         if not isinstance(kind, str) or kind not in KINDS:
             raise FaultError(f"unknown fault {kind!r}; there are: {', '.join(KINDS)}")
@@ -121,8 +125,8 @@ class Faults:
         parameters = {name: request.get(name, _DEFAULTS[name]) for name in allowed}
         _check(kind, parameters)
         seconds, count = request.get("seconds"), request.get("count")
-        if seconds is not None and (not _is_number(seconds) or not 0 < seconds <= _LONGEST):
-            raise FaultError(f"seconds must be a number above 0 and up to {_LONGEST:g}, not {seconds!r}")
+        if seconds is not None and (not _is_number(seconds) or not 0 < seconds <= _MAX_SECONDS):
+            raise FaultError(f"seconds must be a number above 0 and up to {_MAX_SECONDS:g}, not {seconds!r}")
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise FaultError(f"count must be a whole number from 1, not {count!r}")
         if count is not None and kind in _UNCOUNTED:
@@ -136,50 +140,53 @@ class Faults:
         return Fault(next(self._ids), kind, entity.strip("/").lower(), parameters, count, until)
 
     def add(self, fault: Fault) -> Fault:
-        """Set a fault."""
+        """Set a fault; return it."""
         self._faults[fault.id] = fault
-        self._struck.clear()
+        self._applicable.clear()
         self.active = True
         return fault
 
     def remove(self, id: int) -> bool:
-        """End a fault; False if there is none of that number (any more)."""
+        """End a fault; return False if there is none of that id."""
         found = self._faults.pop(id, None) is not None
-        self._struck.clear()
+        self._applicable.clear()
         self.active = bool(self._faults)
         return found
 
     def clear(self) -> None:
         self._faults.clear()
-        self._struck.clear()
+        self._applicable.clear()
         self.active = False
 
     def listed(self) -> list[dict[str, Any]]:
-        """What is set and has not ended."""
+        """Return the descriptions of the faults that have not ended."""
         now = self.clock()
-        return [fault.describe() for fault in self._faults.values() if not fault.ended(now)]
+        return [fault.describe() for fault in self._faults.values() if not fault.has_ended(now)]
 
-    # --- asking ----------------------------------------------------------------------------------------
+    # --- decisions -------------------------------------------------------------------------------------
 
     def _for(self, path: str, *kinds: str) -> list[Fault]:
-        found = self._struck.get((path, kinds))
+        found = self._applicable.get((path, kinds))
         if found is not None and (not found or not self._any_ended(found)):
             return found
         now = self.clock()
-        for ended in [f.id for f in self._faults.values() if f.ended(now)]:
-            self.remove(ended)
-        if len(self._struck) >= _REMEMBERED:
-            self._struck.clear()
-        found = self._struck[path, kinds] = [f for f in self._faults.values() if f.kind in kinds and f.strikes(path)]
+        for id in [f.id for f in self._faults.values() if f.has_ended(now)]:
+            self.remove(id)
+        if len(self._applicable) >= _CACHE_SIZE:
+            self._applicable.clear()
+        found = self._applicable[path, kinds] = [
+            f for f in self._faults.values() if f.kind in kinds and f.applies_to(path)
+        ]
         return found
 
     def _any_ended(self, found: list[Fault]) -> bool:
         for fault in found:
-            if (fault.count is not None or fault.until is not None) and fault.ended(self.clock()):
+            if (fault.count is not None or fault.until is not None) and fault.has_ended(self.clock()):
                 return True
         return False
 
-    def _hits(self, fault: Fault) -> bool:
+    def _occurs(self, fault: Fault) -> bool:
+        """Return True if a fault happens this time; count the occurrence."""
         if self.chance() >= fault.parameters.get("rate", 1.0):
             return False
         if fault.count is not None:
@@ -187,19 +194,19 @@ class Faults:
         return True
 
     def on_attach(self, path: str) -> BusError | None:
-        """Refuse a new link, as an entity that is down does."""
+        """Return the error that refuses a new link; None if it is accepted."""
         if not self.active:
             return None
         for fault in self._for(path, "unavailable", "busy"):
-            if self._hits(fault):
+            if self._occurs(fault):
                 if fault.kind == "busy":
                     return _busy(path)
-                condition = fault.parameters["condition"] or conditions.INTERNAL_ERROR
+                condition = fault.parameters["condition"] or bus_errors.INTERNAL_ERROR
                 return BusError(condition, f"The entity '{path}' is unavailable (a fault set on localbus).")
         return None
 
     def on_request(self, path: str, operation: str) -> Decision:
-        """What becomes of a request to an entity's `$management`: the same as of the like on a link."""
+        """Decide on a request to an entity's `$management`, as on the same operation on a link."""
         decision = Decision(latency=self.latency(path))
         for fault in self._for(path, *_REQUESTS):
             kind = fault.kind
@@ -210,7 +217,7 @@ class Faults:
                 (kind == "lock-lost" and operation not in _LOCKED)
                 or (kind in ("late-settle", "lost-settle") and operation != _SETTLE)
                 or (kind in ("reject", "quota", "lost-accept") and operation != _SEND)
-                or not self._hits(fault)
+                or not self._occurs(fault)
             ):
                 continue
             if kind == "late-settle":
@@ -222,13 +229,14 @@ class Faults:
         return decision
 
     def on_send(self, path: str) -> Decision:
+        """Decide on a sent message."""
         decision = Decision(latency=self.latency(path))
         for fault in self._for(
             path, "black-hole", "reject", "busy", "internal-error", "quota", "lost-accept", "unavailable"
         ):
             if fault.kind == "black-hole":
                 decision.swallow = True
-            elif self._hits(fault):
+            elif self._occurs(fault):
                 if fault.kind == "lost-accept":
                     decision.no_reply = True
                 else:
@@ -236,28 +244,29 @@ class Faults:
         return decision
 
     def drops(self, path: str, messages: int) -> bool:
-        """Whether the connection that has just carried these messages, in or out, is to be cut."""
+        """Return True if the connection that has just carried that many messages must be cut."""
         dropped = False
         for fault in self._for(path, "drop"):
             carried = self._carried.get(fault.id, 0) + messages
             self._carried[fault.id] = carried
             if carried >= fault.parameters["after"]:
                 self._carried[fault.id] = 0
-                dropped = self._hits(fault) or dropped
+                dropped = self._occurs(fault) or dropped
         return dropped
 
     def on_settle(self, path: str, *, session: bool = False) -> Decision:
+        """Decide on a settlement."""
         latency = self.latency(path)
         found = self._for(path, "black-hole", "lock-lost", "late-settle", "lost-settle")
-        if not found:  # of every message of a drain from far away
-            if self._only_late.latency != latency:
-                self._only_late = Decision(latency=latency)
-            return self._only_late
+        if not found:  # the case of every message while only latency is set
+            if self._latency_only.latency != latency:
+                self._latency_only = Decision(latency=latency)
+            return self._latency_only
         decision = Decision(latency=latency)
         for fault in found:
             if fault.kind == "black-hole":
                 decision.swallow = True
-            elif self._hits(fault):
+            elif self._occurs(fault):
                 if fault.kind == "lock-lost":
                     decision.error = _lock_lost(session)
                 elif fault.kind == "late-settle":
@@ -267,39 +276,40 @@ class Faults:
         return decision
 
     def is_black_hole(self, path: str) -> bool:
-        """Whether nothing is answered at all: bytes are taken, and that is it."""
+        """Return True if a path is in a black hole: input is read, and there are no answers."""
         return self.active and bool(self._for(path, "black-hole"))
 
     @property
     def connection_latency(self) -> float:
-        """Seconds that all bytes take in each direction: latency that is of no entity."""
+        """Seconds that are added to all bytes in each direction: the latency set for all entities (`*`)."""
         if not self.active:
             return 0.0
         return float(sum(f.parameters["delay"] for f in self._for("", "latency")))
 
     def latency(self, path: str) -> float:
-        """Seconds that what is done with an entity takes in each direction besides."""
+        """Return the seconds that are added to an entity's operations in each direction."""
         if not self.active:
             return 0.0
         return float(sum(f.parameters["delay"] for f in self._for(path, "latency") if f.entity != "*"))
 
     def size_limit(self, path: str, limit: int) -> int:
+        """Return the message size limit of a path, which is `limit` without a fault."""
         if not self.active:
             return limit
         return min([limit, *(int(f.parameters["limit"]) for f in self._for(path, "size-limit"))])
 
 
 def covers(entity: str, path: str) -> bool:
-    """Whether a fault on an entity strikes a path: itself, its subscriptions, its dead letters, its requests.
+    """Return True if a path is an entity's own: the entity, a subscription, a sub-queue or their `$management`.
 
-    `orders/archive` is none of `orders`' own. A hub's partitions and consumer groups go by the hub's own name.
+    `orders/archive` is another entity than `orders`. Partitions and consumer groups have their hub's path.
     """
     entity, path = entity.lower(), path.lower()
-    return path.startswith(entity) and _OWN.fullmatch(path, len(entity)) is not None
+    return path.startswith(entity) and _PART.fullmatch(path, len(entity)) is not None
 
 
 def is_drop_now(kind: str, parameters: dict[str, Any]) -> bool:
-    """A drop without a number of messages is done at once, and then it is over."""
+    """Return True for a drop without a number of messages: it happens once, immediately."""
     return kind == "drop" and not parameters["after"]
 
 
@@ -310,31 +320,31 @@ def _is_number(value: Any) -> bool:
 def _check(kind: str, parameters: dict[str, Any]) -> None:
     for name, value in parameters.items():
         if name in ("delay", "rate"):
-            high = 1.0 if name == "rate" else _LONGEST
+            high = 1.0 if name == "rate" else _MAX_SECONDS
             if not _is_number(value) or not 0 <= value <= high:
                 raise FaultError(f"{name} of {kind!r} must be a number from 0 to {high:g}, not {value!r}")
         elif name in ("after", "limit"):
             if not isinstance(value, int) or isinstance(value, bool) or value < (1 if name == "limit" else 0):
-                least = "of at least 1" if name == "limit" else "from 0 (now)"
-                raise FaultError(f"{name} of {kind!r} must be a whole number {least}, not {value!r}")
+                minimum = "of at least 1" if name == "limit" else "from 0 (now)"
+                raise FaultError(f"{name} of {kind!r} must be a whole number {minimum}, not {value!r}")
         elif name == "condition":
             if value is None and kind == "reject":
-                raise FaultError(f"a rejection needs a condition; there are: {', '.join(conditions.STATUS)}")
-            if value is not None and not (isinstance(value, str) and value in conditions.STATUS):
-                raise FaultError(f"unknown condition {value!r}; there are: {', '.join(conditions.STATUS)}")
+                raise FaultError(f"a rejection needs a condition; there are: {', '.join(bus_errors.STATUS)}")
+            if value is not None and not (isinstance(value, str) and value in bus_errors.STATUS):
+                raise FaultError(f"unknown condition {value!r}; there are: {', '.join(bus_errors.STATUS)}")
         elif value is not None and not isinstance(value, str):
             raise FaultError(f"{name} of {kind!r} must be text, not {value!r}")
 
 
 def _lock_lost(session: bool) -> BusError:
     if session:
-        return BusError(conditions.SESSION_LOCK_LOST, "The session lock has expired (a fault set on localbus).")
-    return BusError(conditions.MESSAGE_LOCK_LOST, "The lock supplied is invalid (a fault set on localbus).")
+        return BusError(bus_errors.SESSION_LOCK_LOST, "The session lock has expired (a fault set on localbus).")
+    return BusError(bus_errors.MESSAGE_LOCK_LOST, "The lock supplied is invalid (a fault set on localbus).")
 
 
 def _busy(path: str) -> BusError:
     return BusError(
-        conditions.SERVER_BUSY,
+        bus_errors.SERVER_BUSY,
         f"The request was terminated because the entity '{path}' is being throttled. Error code: 50009. Please "
         "wait 10 seconds and try again.",
     )
@@ -345,16 +355,16 @@ def _send_error(fault: Fault, path: str) -> BusError:
         return _busy(path)
     if fault.kind == "quota":
         return BusError(
-            conditions.RESOURCE_LIMIT_EXCEEDED,
+            bus_errors.RESOURCE_LIMIT_EXCEEDED,
             f"The maximum entity size has been reached or exceeded for the entity '{path}' (a fault set on localbus).",
         )
     if fault.kind == "reject":
         text = fault.parameters["description"] or "Rejected by a fault set on localbus."
         return BusError(fault.parameters["condition"], text)
     if fault.kind == "unavailable":
-        condition = fault.parameters["condition"] or conditions.INTERNAL_ERROR
+        condition = fault.parameters["condition"] or bus_errors.INTERNAL_ERROR
         return BusError(condition, f"The entity '{path}' is unavailable (a fault set on localbus).")
     return BusError(
-        conditions.INTERNAL_ERROR,
+        bus_errors.INTERNAL_ERROR,
         "The service was unable to process the request; please retry the operation (a fault set on localbus).",
     )

@@ -1,4 +1,4 @@
-"""One direction of a connection that is far away: what is on its way arrives in its order, and none before its time."""
+"""A pipe with latency: one direction of a connection whose bytes are delivered late and in order."""
 
 from __future__ import annotations
 
@@ -8,51 +8,54 @@ from collections.abc import Callable
 
 
 class LatencyPipe:
-    """What goes one way. Without a distance it arrives at once, unless something is on its way still."""
+    """Data on its way in one direction.
+
+    Without latency it is delivered at once, unless earlier data is still on its way.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiting: deque[tuple[float, int, Callable[[], None]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        #: How many bytes are on their way.
+        #: Bytes on their way.
         self.size = 0
 
-    def send(self, seconds: float, size: int, arrive: Callable[[], None]) -> None:
-        """Call `arrive` after so many seconds; `size` is how many bytes it holds meanwhile."""
+    def send(self, seconds: float, size: int, deliver: Callable[[], None]) -> None:
+        """Call `deliver` after that many seconds; it holds `size` bytes until then."""
         if not seconds and not self._waiting:
-            arrive()
+            deliver()
             return
         due = self._loop.time() + seconds
         if self._waiting:
-            due = max(due, self._waiting[-1][0])  # the distance has become shorter: nothing is overtaken
-        self._waiting.append((due, size, arrive))
+            due = max(due, self._waiting[-1][0])  # the latency was reduced: data must not overtake earlier data
+        self._waiting.append((due, size, deliver))
         self.size += size
         self._set_timer()
 
     def flush(self) -> None:
-        """Nothing more comes: what is on its way arrives now."""
+        """Deliver everything on its way now, because no more data will come."""
         while self._waiting:
-            self._arrive_one()
+            self._deliver_one()
 
     def discard(self) -> None:
-        """What is on its way never arrives."""
+        """Drop everything on its way."""
         self._waiting.clear()
         self.size = 0
 
     def _set_timer(self) -> None:
         if self._timer is None and self._waiting:
-            self._timer = self._loop.call_at(self._waiting[0][0], self._arrive)
+            self._timer = self._loop.call_at(self._waiting[0][0], self._deliver_due)
 
-    def _arrive(self) -> None:
+    def _deliver_due(self) -> None:
         self._timer = None
         now = self._loop.time()
         try:
             while self._waiting and self._waiting[0][0] <= now:
-                self._arrive_one()
+                self._deliver_one()
         finally:
             self._set_timer()
 
-    def _arrive_one(self) -> None:
-        _, size, arrive = self._waiting.popleft()
+    def _deliver_one(self) -> None:
+        _, size, deliver = self._waiting.popleft()
         self.size -= size
-        arrive()
+        deliver()
