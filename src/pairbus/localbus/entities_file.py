@@ -57,9 +57,7 @@ def load_entities(path: Path, broker: Broker) -> int:
     except OSError as error:
         raise EntitiesFileError(f"{path}: {error.strerror or error}") from None
     if len(given) > _MAX_BYTES:
-        raise EntitiesFileError(
-            f"{path}: it has more than {_MAX_BYTES:,} bytes; an entities file is a TOML file of a few kilobytes"
-        )
+        raise EntitiesFileError(f"{path}: the file has more than {_MAX_BYTES:,} bytes; name a smaller TOML file")
     try:
         data = tomllib.loads(given.decode())
     except (ValueError, RecursionError) as error:  # the parser raises others than its own error too

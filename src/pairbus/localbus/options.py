@@ -109,7 +109,7 @@ def _keys(names: list[str], secrets: list[str]) -> tuple[Key, ...]:
         secret = _secret(secrets[index]) if index < len(secrets) else Key.random(name).secret
         keys.append(Key(name, secret, frozenset(wanted)))
     if len({key.name for key in keys}) != len(keys):
-        raise UsageError("two --key-name are the same; give each key its own name")
+        raise UsageError("two --key-name have the same name; give each key its own")
     return tuple(keys)
 
 

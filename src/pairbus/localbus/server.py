@@ -65,8 +65,8 @@ class Server:
         self._callbacks = CommitCallbacks()
         self._delays = Delays(self.loop)
         self._scheduled = False
-        self._patient = self._wanted = False
-        self._patience: asyncio.TimerHandle | None = None
+        self._grouping = self._turn_wanted = False
+        self._delayed_turn: asyncio.TimerHandle | None = None
         self._answered_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
@@ -74,7 +74,7 @@ class Server:
         self._ticks = 0
         self._ticker = self.loop.call_later(_TICK_SECONDS, self._tick)
         self._stopped = False
-        self.departed = 0
+        self.ended_connections = 0
         broker.on_work = self.schedule
         broker.on_session_lost = self._session_lost
         broker.on_deleted = self._deleted
@@ -85,8 +85,8 @@ class Server:
 
     def schedule(self) -> None:
         """Request a turn; it runs after the input that is being read has been applied."""
-        if self._patient:
-            self._wanted = True
+        if self._grouping:
+            self._turn_wanted = True
         elif not self._scheduled and not self._stopped:
             self._scheduled = True
             self.loop.call_soon(self._turn)
@@ -97,22 +97,22 @@ class Server:
         return self._scheduled
 
     @contextlib.contextmanager
-    def patience(self) -> Iterator[None]:
+    def group_commit(self) -> Iterator[None]:
         """Postpone the turns requested in the with block a little, because more input follows."""
-        self._patient = True
+        self._grouping = True
         try:
             yield
         finally:
-            self._patient = False
-            if self._wanted:
-                self._turn_in_a_moment()
+            self._grouping = False
+            if self._turn_wanted:
+                self._delay_turn()
 
-    def _turn_in_a_moment(self) -> None:
+    def _delay_turn(self) -> None:
         wait = self._answered_at + GROUP_COMMIT_SECONDS - self.loop.time()
         if wait <= 0:
             self.schedule()
-        elif self._patience is None:
-            self._patience = self.loop.call_later(wait, self.schedule)
+        elif self._delayed_turn is None:
+            self._delayed_turn = self.loop.call_later(wait, self.schedule)
 
     def after_commit(self, callback: Callable[[], None], connection: AmqpConnection | None = None) -> None:
         """Call back when everything applied so far is durable; callbacks of one connection keep their order."""
@@ -136,10 +136,10 @@ class Server:
         await done
 
     def _turn(self) -> None:
-        self._scheduled = self._wanted = False
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        self._scheduled = self._turn_wanted = False
+        if self._delayed_turn is not None:
+            self._delayed_turn.cancel()
+            self._delayed_turn = None
         if self._stopped:
             return
         try:
@@ -178,7 +178,7 @@ class Server:
         if answer_all:
             self._answered_at = self.loop.time()
         elif self.unwritten or self._callbacks:
-            self._turn_in_a_moment()
+            self._delay_turn()
 
     def _set_timer(self) -> None:
         due = min(self.broker.next_due(), self.dispatcher.next_deadline())
@@ -206,8 +206,8 @@ class Server:
             connection.tick(milliseconds)
         if self._ticks % _HOUSEKEEPING_TICKS == 0:
             self.broker.usage.delete_idle(self.now())
-            if self.departed >= _COLLECT_AFTER:
-                self.departed = 0
+            if self.ended_connections >= _COLLECT_AFTER:
+                self.ended_connections = 0
                 gc.collect()
 
     # --- requests of links -------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ def test_signals_stop_it_cleanly(number: signal.Signals, tmp_path: Path) -> None
 def test_signals_stop_it_while_it_starts(tmp_path: Path) -> None:
     """Before it is ready, at whatever step: soon, quietly, exit code 0, and nothing is left behind."""
     steps = {
-        "pairbus.localbus.broker.catalog": signal.SIGINT,
+        "pairbus.localbus.entities.hubs": signal.SIGINT,
         "trustme": signal.SIGTERM,
         "pairbus.localbus.server_process.Broker": signal.SIGHUP,
         "pairbus.localbus.server_process.Server": signal.SIGINT,
@@ -166,8 +166,9 @@ def test_signals_stop_it_while_it_starts(tmp_path: Path) -> None:
     for (step, number), process in zip(steps.items(), started, strict=True):
         with process:
             assert process.stdout is not None
-            assert process.stdout.readline() == "here\n", process.communicate()
+            line = process.stdout.readline()
             process.send_signal(number)
+            assert line == "here\n", step
             assert process.communicate(timeout=30) == ("", ""), step
         assert process.returncode == 0, step
     assert not list(tmp_path.iterdir())
@@ -369,10 +370,10 @@ def test_entities_come_from_a_file(tmp_path: Path) -> None:
 
 
 BAD_FILES = {
-    "not toml": ("queues = [", "no TOML"),
-    "not utf-8": (b"\xff\xfe", "no TOML"),
-    "nested too deeply": ("queues = " + "[" * 20_000 + "]" * 20_000, "no TOML"),
-    "number without end": ("queues = " + "9" * 10_000, "no TOML"),
+    "not toml": ("queues = [", "not valid TOML"),
+    "not utf-8": (b"\xff\xfe", "not valid TOML"),
+    "nested too deeply": ("queues = " + "[" * 20_000 + "]" * 20_000, "not valid TOML"),
+    "number without end": ("queues = " + "9" * 10_000, "not valid TOML"),
     "unknown top": ("[[queue]]\nname = 'x'", "unknown key 'queue' in the file"),
     "unknown key": ("[[queues]]\nname = 'x'\nlock = 3", "unknown key 'lock' in 'x' of queues"),
     "unknown in a subscription": (
@@ -413,8 +414,8 @@ BAD_FILES = {
     "lock too long": ("[[queues]]\nname = 'x'\nlock_duration = 301", "'x' of queues: The supplied lock time exceeds"),
     "bad name": ("[[queues]]\nname = 'x?'", "entity path"),
     "bad status": ("[[queues]]\nname = 'x'\nstatus = 'Asleep'", "Status"),
-    "twice": ("[[queues]]\nname = 'x'\n[[queues]]\nname = 'X'", "'X' is there twice"),
-    "queue and topic": ("[[queues]]\nname = 'x'\n[[topics]]\nname = 'x'", "'x' is there twice"),
+    "twice": ("[[queues]]\nname = 'x'\n[[queues]]\nname = 'X'", "'X' is defined twice"),
+    "queue and topic": ("[[queues]]\nname = 'x'\n[[topics]]\nname = 'x'", "'x' is defined twice"),
     "forward to nowhere": ("[[queues]]\nname = 'x'\nforward_to = 'y'", "'y' of 'x' does not exist"),
     "forward with sessions": (
         "[[queues]]\nname='y'\n[[queues]]\nname='x'\nforward_to='y'\nrequires_session=true",
@@ -431,7 +432,7 @@ BAD_FILES = {
     ),
     "two filters": (
         "[[topics]]\nname='t'\n[[topics.subscriptions]]\nname='s'\nrules=[{name='r', sql='1=1', true=true}]",
-        "one filter is right",
+        "give one filter",
     ),
     "true that is false": (
         "[[topics]]\nname='t'\n[[topics.subscriptions]]\nname='s'\nrules=[{name='r', true=false}]", "can only be true",
@@ -598,17 +599,17 @@ def test_files_that_are_none_are_said(tmp_path: Path, refuse: Callable[..., str]
     folder.mkdir()
     assert f"--store {folder} is a folder" in refuse("--store", folder)
     assert f"--ready-file {folder} is a folder" in refuse("--ready-file", folder)
-    assert "--store :memory: is no file" in refuse("--store", ":memory:")
+    assert "--store :memory: is not a file" in refuse("--store", ":memory:")
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    assert f"--ready-file {pipe} is there and is no file" in refuse("--ready-file", pipe)
+    assert f"--ready-file {pipe} exists and is not a regular file" in refuse("--ready-file", pipe)
     (tmp_path / "other.db").write_text("no database")
     assert "other.db" in refuse("--store", tmp_path / "other.db")
-    assert "is no file of entities" in refuse("--entities", "/dev/zero")
+    assert "name a smaller TOML file" in refuse("--entities", "/dev/zero")
     notes = tmp_path / "notes"
     for text in ("keep me", '{"connection_string": "mine"}', "7", "x" * 20_000, "[" * 10_000):
         notes.write_text(text)
-        assert f"--ready-file {notes} holds something else than a ready line" in refuse("--ready-file", notes)
+        assert f"--ready-file {notes} contains something other than a ready line" in refuse("--ready-file", notes)
         assert notes.read_text() == text
     assert sorted(each.name for each in tmp_path.iterdir()) == ["folder", "notes", "other.db", "pipe"]
 
@@ -617,14 +618,14 @@ def test_certificates_of_somebody_else_stay(tmp_path: Path, refuse: Callable[...
     """A folder with another authority, or with a damaged certificate: one line, and every file is as it was."""
     theirs = tmp_path / "ca.pem"
     theirs.write_text("another authority")
-    assert f"{theirs} is not localbus's own" in refuse("--tls-folder", tmp_path)
+    assert f"{theirs} was not written by localbus" in refuse("--tls-folder", tmp_path)
     assert theirs.read_text() == "another authority"
     damaged = tmp_path / "server.pem"
     damaged.write_text("no certificate")
-    assert f"{damaged} holds no certificate" in refuse("--tls-folder", tmp_path)
+    assert f"{damaged} does not contain a usable certificate" in refuse("--tls-folder", tmp_path)
     assert (theirs.read_text(), damaged.read_text()) == ("another authority", "no certificate")
     theirs.unlink()
-    assert f"{damaged} is not localbus's own" in refuse("--tls-folder", tmp_path)
+    assert f"{damaged} was not written by localbus" in refuse("--tls-folder", tmp_path)
     assert damaged.read_text() == "no certificate"
 
 

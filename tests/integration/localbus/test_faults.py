@@ -37,6 +37,7 @@ from tests.support.process_fixtures import (
     bodies,
     connect,
     counts,
+    queue_of,
     sas_token,
     take,
     wait_until,
@@ -507,6 +508,24 @@ def test_latency_is_not_a_limit(faults: FaultClient, raw: RawClient, bus: LocalB
     message = Message()
     message.decode(raw.receive(other).payload)
     assert bytes(message.body) == b"20"
+
+
+def test_latency_beyond_a_lock_delivers_the_message_again(faults: FaultClient, raw: RawClient, bus: LocalBus) -> None:
+    """A message whose lock ends on the way is not delivered with that lock, but again under a new one."""
+    with queue_of(bus, "short-locks", lock_duration=timedelta(seconds=1)):
+        raw.put_token("short-locks")
+        put(raw, "x", queue="short-locks")
+        faults.latency(1.6, "short-locks")
+        link = raw.receiver("short-locks", 1)
+        with pytest.raises(TimeoutError):
+            raw.receive(link, 0.4)
+        faults.clear()
+        received = raw.receive(link)
+        message = Message()
+        message.decode(received.payload)
+        assert (bytes(message.body), message.delivery_count) == (b"x", 1)
+        assert raw.settle(link, received) is None, "its lock holds"
+        assert active(bus, "short-locks") == 0
 
 
 def test_latency_of_no_entity_is_a_distance(bus: LocalBus, faults: FaultClient, sender: ServiceBusSender) -> None:

@@ -101,7 +101,7 @@ def test_start_and_stop_twice(folders: Path) -> None:
         bus.start()
         bus.kill()
         bus.stop()
-        with pytest.raises(LocalBusError, match="start it first"):
+        with pytest.raises(LocalBusError, match="call start\\(\\) first"):
             bus.kill()
 
 
@@ -111,7 +111,7 @@ def test_a_failed_start_says_what_the_process_said(folders: Path, tmp_path: Path
     bad.write_text("[[queues]]\nname = 'x'\ncolour = 'red'")
     with pytest.raises(LocalBusError, match="unknown key 'colour' in 'x' of queues"):
         LocalBus(entities=bad).start()
-    with pytest.raises(LocalBusError, match="no namespace name"), LocalBus(name="no/name"):
+    with pytest.raises(LocalBusError, match="not a namespace name"), LocalBus(name="no/name"):
         pass
     with LocalBus() as bus, pytest.raises(LocalBusError, match=f"port {bus.port} is in use"):
         LocalBus(port=bus.port).start()
@@ -240,16 +240,16 @@ def test_a_pause_leaves_nothing_behind(folders: Path) -> None:
         for end in (bus.resume, bus.restart, lambda: (bus.kill(), bus.restart())):
             bus.pause()
             bus.pause()
-            watch = bus._watch
-            assert watch is not None
-            assert is_running(watch.pid)
+            watchdog = bus._watchdog
+            assert watchdog is not None
+            assert is_running(watchdog.pid)
             end()
-            assert watch.returncode == 0
+            assert watchdog.returncode == 0
             assert active_after_create(bus) == 0
         bus.pause()
-        watch = bus._watch
-        assert watch is not None
-    assert watch.returncode == 0
+        watchdog = bus._watchdog
+        assert watchdog is not None
+    assert watchdog.returncode == 0
 
 
 def test_a_bus_outlives_the_thread_that_started_and_paused_it(folders: Path) -> None:
@@ -335,7 +335,7 @@ def test_the_fixture_gives_each_test_a_bus_of_its_own(pytester: pytest.Pytester)
 def test_the_fixture_is_listed_with_its_meaning(pytester: pytest.Pytester) -> None:
     """`pytest --fixtures` shows it."""
     result = pytester.runpytest_subprocess("--fixtures")
-    result.stdout.fnmatch_lines(["localbus*", "*fresh, empty Service Bus namespace*"])
+    result.stdout.fnmatch_lines(["localbus*", "*empty Service Bus namespace in memory*"])
 
 
 # --- faults of a bus that does not answer ------------------------------------------------------------------
@@ -377,7 +377,7 @@ def test_faults_of_something_else_on_the_port_say_so(folders: Path) -> None:
         port = stranger.getsockname()[1]
         hanging_up = threading.Thread(target=lambda: stranger.accept()[0].close())
         hanging_up.start()
-        with pytest.raises(LocalBusError, match=rf"127.0.0.1:{port} broke off"):
+        with pytest.raises(LocalBusError, match=rf"127.0.0.1:{port} closed the connection without an answer"):
             FaultClient("127.0.0.1", port, bus.connection_string, bus.ca_file).list()
         hanging_up.join()
 

@@ -62,7 +62,7 @@ class Server:
         self.is_turn_due = False
 
     @contextlib.contextmanager
-    def patience(self) -> Iterator[None]:
+    def group_commit(self) -> Iterator[None]:
         yield
 
 

@@ -130,4 +130,4 @@ async def test_a_lost_connection_is_removed_from_the_server(server: FuzzServer) 
     assert client.connection not in server.server.connections
     assert client.connection.handlers() == []
     assert not client.connection.alive
-    assert server.server.departed == 1
+    assert server.server.ended_connections == 1

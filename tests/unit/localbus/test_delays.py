@@ -1,4 +1,4 @@
-"""Calls that are held up come in their order, none early, and none keeps the others or the loop from going on."""
+"""Delayed calls: in order, none early, and none blocks another or the event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ async def _until(done: list[int], count: int) -> None:
     assert len(done) >= count
 
 
-async def test_in_their_order_and_not_early() -> None:
+async def test_calls_run_in_order_and_not_early() -> None:
+    """Calls with the same delay run in order, none before its time."""
     loop = asyncio.get_running_loop()
     delays = Delays(loop)
     done: list[int] = []
@@ -40,6 +41,7 @@ async def test_in_their_order_and_not_early() -> None:
 
 
 async def test_a_shorter_delay_does_not_wait_for_a_longer_one() -> None:
+    """Calls with different delays do not wait for each other."""
     delays = Delays(asyncio.get_running_loop())
     done: list[int] = []
     delays.call(0.2, lambda: done.append(2))
@@ -48,7 +50,8 @@ async def test_a_shorter_delay_does_not_wait_for_a_longer_one() -> None:
     assert done == [1, 2]
 
 
-async def test_one_that_fails_is_told_and_the_rest_is_done(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_call_is_logged_and_the_others_run(caplog: pytest.LogCaptureFixture) -> None:
+    """An exception is logged, and the calls behind it run."""
     delays = Delays(asyncio.get_running_loop())
     done: list[int] = []
 
@@ -59,11 +62,11 @@ async def test_one_that_fails_is_told_and_the_rest_is_done(caplog: pytest.LogCap
         delays.call(0.01, fails)
         delays.call(0.01, lambda: done.append(1))
         await _until(done, 1)
-    assert "could not be done" in caplog.text
+    assert "a call delayed by added latency failed" in caplog.text
 
 
-async def test_many_at_once_leave_the_loop_to_others() -> None:
-    """While a thousand are due at once, something else has its turn in between."""
+async def test_many_due_calls_do_not_block_the_loop() -> None:
+    """While a thousand calls are due, other work of the event loop runs in between."""
     loop = asyncio.get_running_loop()
     delays = Delays(loop)
     done: list[int] = []
@@ -82,7 +85,8 @@ async def test_many_at_once_leave_the_loop_to_others() -> None:
     assert len({count for count in seen if 0 < count < 1000}) > 3
 
 
-async def test_what_is_called_may_call_again() -> None:
+async def test_a_call_may_add_a_call() -> None:
+    """A callback may delay another call."""
     delays = Delays(asyncio.get_running_loop())
     done: list[int] = []
 

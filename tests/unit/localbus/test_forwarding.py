@@ -1,4 +1,4 @@
-"""Forwarding corners that only the broker itself can show: sessions, circles, and what counts as a hop."""
+"""Forwarding in the broker: sessions, cycles, and the counting of hops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def draft(session: str) -> Draft:
 
 
 def test_a_queue_with_sessions_forwards_every_session() -> None:
-    """What lies in different sessions is forwarded, each session in its order, and none is left behind."""
+    """All sessions are forwarded, each in its order, and no message stays behind."""
     broker = Broker("contoso")
     target = broker.create_queue(QueueSettings("target"))
     source = broker.create_queue(QueueSettings("source", forward_to="target", **SESSIONS))
@@ -35,8 +35,8 @@ def test_a_queue_with_sessions_forwards_every_session() -> None:
     assert len(source.messages) == 0
 
 
-def test_a_session_of_expired_messages_holds_up_no_other() -> None:
-    """The first session has nothing but messages that have outlived their time: the second one's are forwarded."""
+def test_a_session_of_expired_messages_does_not_block_another() -> None:
+    """The first session has only expired messages: the second one's are forwarded."""
     now = 1000.0
     broker = Broker("contoso", clock=lambda: now)
     target = broker.create_queue(QueueSettings("target"))
@@ -52,8 +52,8 @@ def test_a_session_of_expired_messages_holds_up_no_other() -> None:
     assert [m.session_id for m in target.messages.values()] == ["b"]
 
 
-def test_a_queue_that_forwards_to_itself_ends_in_transfer_dead_letters() -> None:
-    """A circle ends after as many hops as the service allows, and the message is not lost."""
+def test_a_forwarding_cycle_ends_in_transfer_dead_letters() -> None:
+    """A cycle ends after the service's number of hops, and the message is not lost."""
     broker = Broker("contoso")
     queue = broker.create_queue(QueueSettings("circle"))
     broker.update_queue(QueueSettings("circle", forward_to="circle"))
@@ -66,7 +66,7 @@ def test_a_queue_that_forwards_to_itself_ends_in_transfer_dead_letters() -> None
 
 
 def chain_of_topics(broker: Broker, length: int) -> tuple[Topic, Queue]:
-    """The first of so many topics, each with a subscription that forwards to the next, and the queue at the end."""
+    """Return the first of a chain of topics, each with a subscription that forwards to the next, and the last queue."""
     end = broker.create_queue(QueueSettings("end"))
     following = "end"
     for number in range(length, 0, -1):
@@ -77,13 +77,13 @@ def chain_of_topics(broker: Broker, length: int) -> tuple[Topic, Queue]:
 
 
 def settle_down(broker: Broker) -> None:
-    """As many turns as anything here could take."""
+    """Run enough turns for everything here."""
     for _ in range(20):
         broker.turn(broker.clock())
 
 
-def test_a_topic_s_copy_is_no_hop() -> None:
-    """Four topics in a row forward four times and no more: what is copied to their subscriptions does not count."""
+def test_a_copy_to_a_subscription_is_no_hop() -> None:
+    """Four topics in a row forward four times: the copies to their subscriptions do not count."""
     broker = Broker("contoso")
     first, end = chain_of_topics(broker, 4)
     broker.send(first, [draft("a")], broker.clock())
@@ -105,8 +105,8 @@ def test_the_fifth_hop_through_topics_is_refused() -> None:
 
 
 @pytest.mark.parametrize("action", [None, "SET sys.ScheduledEnqueueTimeUtc = '2000-01-01T00:00:00Z'", "SET x = 1"])
-def test_a_circle_through_a_topic_ends(action: str | None) -> None:
-    """The hops are counted on through the copy, also through one that a rule's action has changed."""
+def test_a_cycle_through_a_topic_ends(action: str | None) -> None:
+    """A copy keeps the hops of its message, also when a rule's action has changed it."""
     broker = Broker("contoso")
     topic = broker.create_topic(TopicSettings("t"))
     rule = RuleSettings("r", action=None if action is None else SqlExpression(action))
@@ -117,7 +117,7 @@ def test_a_circle_through_a_topic_ends(action: str | None) -> None:
 
 
 def test_a_scheduled_copy_keeps_its_hops() -> None:
-    """A circle whose messages wait a while in it ends as any other does."""
+    """A cycle whose messages are scheduled in between ends like any other."""
     now = 1000.0
     broker = Broker("contoso", clock=lambda: now)
     topic = broker.create_topic(TopicSettings("t"))
@@ -133,8 +133,8 @@ def test_a_scheduled_copy_keeps_its_hops() -> None:
     assert topic.inbox.next_sequence == 2, "it was forwarded once more"
 
 
-def test_a_topic_s_copy_tells_its_first_number() -> None:
-    """A subscription's message says which number it had in its topic, also where its own number is the same."""
+def test_a_copy_has_the_sequence_number_of_its_topic() -> None:
+    """A subscription's message has its number in the topic as an annotation, also if its own number is the same."""
     broker = Broker("contoso")
     topic = broker.create_topic(TopicSettings("t"))
     queue = broker.create_subscription("t", QueueSettings("s"), None).queue

@@ -1,4 +1,4 @@
-"""AutoDeleteOnIdle on the broker itself, with a clock that is told the time: nobody waits five minutes here."""
+"""AutoDeleteOnIdle in the broker, with a clock that the tests set."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def names(broker: Broker) -> list[str]:
     return [each.path for each in broker.queues()]
 
 
-def test_an_idle_queue_is_deleted_at_its_time_with_all_it_holds(broker: Broker, clock: Clock) -> None:
-    """Not before the time is over; a queue without the setting stays for ever; its links are told."""
+def test_an_idle_queue_is_deleted_with_its_messages(broker: Broker, clock: Clock) -> None:
+    """It is deleted at its time and not before, and its links are reported; a queue without the setting stays."""
     told: list[object] = []
     broker.on_deleted = told.append
     broker.send(queue(broker), [message()], clock())
@@ -73,8 +73,8 @@ def test_an_idle_queue_is_deleted_at_its_time_with_all_it_holds(broker: Broker, 
     assert names(broker) == ["kept"]
 
 
-def test_the_end_of_an_idle_queue_asks_for_a_turn(broker: Broker, clock: Clock) -> None:
-    """Else it would not be committed until somebody else had something to do."""
+def test_deleting_an_idle_queue_requests_a_turn(broker: Broker, clock: Clock) -> None:
+    """Otherwise the deletion would be committed only with the next client's request."""
     asked: list[bool] = []
     broker.on_work = lambda: asked.append(True)
     broker.usage.delete_idle(clock())
@@ -93,8 +93,8 @@ def test_the_end_of_an_idle_queue_asks_for_a_turn(broker: Broker, clock: Clock) 
         pytest.param(lambda b, now: b.usage.touch(queue(b)), id="a request"),
     ],
 )
-def test_use_puts_the_end_off(broker: Broker, clock: Clock, use: Callable[[Broker, float], object]) -> None:
-    """Whatever counts as use starts the time anew."""
+def test_use_restarts_the_idle_time(broker: Broker, clock: Clock, use: Callable[[Broker, float], object]) -> None:
+    """Every kind of use restarts the time."""
     clock.pass_minutes(4)
     use(broker, clock())
     clock.pass_minutes(4)
@@ -105,8 +105,8 @@ def test_use_puts_the_end_off(broker: Broker, clock: Clock, use: Callable[[Broke
     assert names(broker) == ["kept"]
 
 
-def test_a_link_or_a_scheduled_message_holds_a_queue(broker: Broker, clock: Clock) -> None:
-    """As long as a link is open on it, or a message is scheduled in it, a queue is not idle."""
+def test_a_link_or_a_scheduled_message_keeps_a_queue(broker: Broker, clock: Clock) -> None:
+    """A queue with an open link or a scheduled message is not idle."""
     dead = queue(broker).dead_letters
     assert dead is not None
     broker.usage.attach(dead)  # a link to its dead-letter queue is one to it
@@ -124,8 +124,8 @@ def test_a_link_or_a_scheduled_message_holds_a_queue(broker: Broker, clock: Cloc
     assert names(broker) == ["kept"]
 
 
-def test_a_topic_is_used_when_its_subscriptions_are(broker: Broker, clock: Clock) -> None:
-    """A topic stays while one of its subscriptions is in use; an idle subscription goes alone."""
+def test_a_used_subscription_keeps_its_topic(broker: Broker, clock: Clock) -> None:
+    """A topic stays while one of its subscriptions is in use; an idle subscription is deleted alone."""
     broker.create_topic(TopicSettings("topic", auto_delete_on_idle=LIMIT))
     broker.create_subscription("topic", QueueSettings("used"), None)
     broker.create_subscription("topic", QueueSettings("idle", auto_delete_on_idle=LIMIT), None)

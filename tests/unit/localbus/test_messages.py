@@ -1,4 +1,4 @@
-"""A message in the broker: what was sent comes out again byte for byte, beside what the broker owns."""
+"""Messages in the broker: what was sent is delivered byte for byte, beside the broker's own properties."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def delivered(draft: Draft, **facts: Any) -> bytes:
 
 
 def bare(raw: bytes) -> list[tuple[int, bytes]]:
-    """The sections that belong to the sender: code and encoded value, in AMQP's order."""
+    """Return the sender's sections as codes and encoded values, in AMQP's order."""
     found = [(s.code, raw[s.value : s.end]) for s in sections.split(raw) if s.code not in OWNED]
     return sorted(found, key=lambda each: each[0])
 
 
 @pytest.mark.parametrize(("name", "raw", "format"), CORPUS, ids=[name for name, _, _ in CORPUS])
-def test_what_the_sdks_send_comes_out_as_it_went_in(name: str, raw: bytes, format: int) -> None:
-    """Every section of the sender's, byte for byte; in a batch, each message of it."""
+def test_messages_of_the_sdks_are_delivered_as_sent(name: str, raw: bytes, format: int) -> None:
+    """Every section of the sender keeps its bytes, also of each message in a batch."""
     whole = [raw] if not format else [decode(raw, s.value)[0] for s in sections.split(raw) if s.code == 0x75]
     drafts = read_batch(raw) if format else [read_message(raw)]
     assert len(drafts) == len(whole)
@@ -74,8 +74,8 @@ def _has_id(raw: bytes) -> bool:
 
 
 @given(messages())
-def test_any_message_comes_out_as_it_went_in(made: tuple[bytes, list[tuple[int, bytes]]]) -> None:
-    """Whatever the encodings: refused when it comes in, or delivered with every byte of the sender's sections."""
+def test_any_message_is_delivered_as_sent(made: tuple[bytes, list[tuple[int, bytes]]]) -> None:
+    """In any encoding a message is refused, or delivered with every byte of the sender's sections."""
     raw, wanted = made
     try:
         draft = read_message(raw)
@@ -95,8 +95,8 @@ def test_any_message_comes_out_as_it_went_in(made: tuple[bytes, list[tuple[int, 
     assert Parts.of(again.payload).bare == Parts.of(draft.payload).bare
 
 
-def test_sections_in_another_order_are_put_into_amqps_and_none_is_lost() -> None:
-    """Application properties behind the body, delivery annotations at the end: editing finds them, the body stays."""
+def test_sections_are_delivered_in_the_order_of_amqp() -> None:
+    """Application properties after the body, delivery annotations at the end: edits find them, and the body stays."""
     properties = b"\x00\x53\x74" + encode({"a": 1})
     raw = b"\x00\x53\x75\xa0\x04body" + properties + amqp.described(0x73, "m") + b"\x00\x53\x71" + encode({})
     draft = read_message(raw)
@@ -107,8 +107,8 @@ def test_sections_in_another_order_are_put_into_amqps_and_none_is_lost() -> None
 
 
 @pytest.mark.parametrize("count", [0, 1, 255, 256, 2**31 - 1])
-def test_header_and_annotations_are_the_brokers(count: int) -> None:
-    """Delivery count even when 0, sequence number, times, state and source, each in the service's type."""
+def test_the_broker_writes_header_and_annotations(count: int) -> None:
+    """Delivery count (0 too), sequence number, times, state and source are written in the service's types."""
     raw = b"\x00\x53\x70" + encode([True, None, UInt(5000), None, UInt(9)]) + amqp.message()
     out = delivered(read_message(raw), delivery_count=count, source="q", state=1, enqueue_sequence=7)
     found = {s.code: decode(out, s.value)[0] for s in sections.split(out)}
@@ -126,8 +126,8 @@ def test_header_and_annotations_are_the_brokers(count: int) -> None:
     assert all(type(key) is Symbol for key in notes)
 
 
-def test_a_plain_message_has_no_more_annotations_than_the_service_gives_it() -> None:
-    """No state while it is active, no earlier number unless it was elsewhere; without a lock an empty section."""
+def test_a_new_message_has_only_the_annotations_of_the_service() -> None:
+    """An active message has no state, one that was not moved no first number, and one without a lock no token."""
     draft = read_message(amqp.message())
     message = Message(1, 42, 1000.5, draft)
     out = message.delivered(draft.payload)
@@ -140,8 +140,8 @@ def test_a_plain_message_has_no_more_annotations_than_the_service_gives_it() -> 
 
 
 @pytest.mark.parametrize("token", [None, b"\x01" * 16])
-def test_a_senders_delivery_annotations_are_passed_on(token: bytes | None) -> None:
-    """Beside the lock's token, if there is one; the token of an earlier delivery is forgotten."""
+def test_delivery_annotations_of_the_sender_are_passed_on(token: bytes | None) -> None:
+    """They are delivered beside the lock token, if there is one; the token of an earlier delivery is dropped."""
     told = {Symbol("mine"): "a", Symbol("x-opt-lock-token"): UUID(bytes=b"\x02" * 16), Symbol("late"): Long(7)}
     raw = b"\x00\x53\x71" + encode(told) + amqp.message()
     draft = read_message(raw)
@@ -154,8 +154,8 @@ def test_a_senders_delivery_annotations_are_passed_on(token: bytes | None) -> No
     assert bare(Parts.of(draft.payload).sent()) == bare(out)
 
 
-def test_a_senders_annotations_stay_but_for_those_that_are_the_brokers() -> None:
-    """A forged sequence number is dropped; everything else is carried, keys of any type included."""
+def test_annotations_of_the_broker_cannot_be_sent() -> None:
+    """A forged sequence number is dropped; all other annotations stay, with keys of any type."""
     mine = encode_map(
         [
             encode(Symbol("x-opt-sequence-number")), encode(Long(7)),
@@ -175,8 +175,8 @@ def test_a_senders_annotations_stay_but_for_those_that_are_the_brokers() -> None
 
 
 @pytest.mark.parametrize("form", [b"\xa3\x22", b"\xb3\x00\x00\x00\x22", b"\xa1\x22"], ids=["symbol", "long", "string"])
-def test_a_ping_is_known_in_every_encoding(form: bytes) -> None:
-    """The content type decides, however it is written; a longer one that ends like it is none."""
+def test_a_ping_is_recognized_in_every_encoding(form: bytes) -> None:
+    """The content type decides, in any encoding; a longer one with the same ending is not a ping."""
     kind = amqp.Raw(form + b"application/vnd.ms-servicebus-ping")
     assert read_message(amqp.described(0x73, "m", None, None, None, None, None, kind)).ping
     other = "x" + "application/vnd.ms-servicebus-ping"
@@ -203,8 +203,8 @@ BAD = {
 @pytest.mark.parametrize(
     "sent", [amqp.described(0x73, None, None, "to"), b""], ids=["other properties", "no properties"]
 )
-def test_an_event_is_given_no_id(sent: bytes) -> None:
-    """It stays as it came; a message for a queue is given an id where it has none."""
+def test_an_event_gets_no_id(sent: bytes) -> None:
+    """An event stays as it was sent; a message for a queue gets an id if it has none."""
     raw = sent + b"\x00\x53\x75" + encode(b"body")
     event, message = read_message(raw, identify=False), read_message(raw)
     assert event.message_id is None
@@ -214,14 +214,14 @@ def test_an_event_is_given_no_id(sent: bytes) -> None:
 
 
 @pytest.mark.parametrize("raw", BAD.values(), ids=BAD.keys())
-def test_what_the_broker_could_not_work_with_is_refused_at_the_door(raw: bytes) -> None:
-    """Later it could only fail where there is nobody to tell: in a rule, or when it is dead-lettered."""
+def test_unprocessable_messages_are_refused_when_sent(raw: bytes) -> None:
+    """Otherwise they would fail later without a sender to report to: in a rule, or when dead-lettered."""
     with pytest.raises(AmqpDecodeError):
         read_message(raw)
 
 
 @given(messages(), st.dictionaries(st.text("abc", max_size=3), st.integers(0, 9).map(encode) | st.none(), max_size=3))
-def test_editing_changes_what_is_named_and_no_other_byte(
+def test_an_edit_changes_only_the_fields_it_names(
     made: tuple[bytes, list[tuple[int, bytes]]], changes: dict[str, bytes | None]
 ) -> None:
     """Subject and application properties are set; every other section and field keeps its bytes."""
@@ -247,8 +247,8 @@ def test_editing_changes_what_is_named_and_no_other_byte(
         assert index == sections.SUBJECT or changed[index] == part
 
 
-def test_a_property_that_cannot_be_read_is_null_to_rules_and_still_carried() -> None:
-    """Text that is no UTF-8, a list of garbage: a filter sees null, a receiver gets the bytes."""
+def test_an_undecodable_property_is_null_in_filters_and_delivered() -> None:
+    """For invalid UTF-8 or a malformed list a filter sees null, and a receiver gets the bytes."""
     mapped = encode_map(
         [encode("bad"), b"\xa1\x01\xff", encode("worse"), b"\xc0\x03\x05\x40\x40", encode("good"), encode(1)]
     )
@@ -266,8 +266,8 @@ def subscription(*rules: RuleSettings) -> Subscription:
     return made
 
 
-def test_a_subscription_gets_one_copy_for_all_plain_rules_and_one_for_each_action() -> None:
-    """Two rules without an action match: one copy, the payload itself. A rule with one: a copy of its own, edited."""
+def test_copies_of_a_subscription() -> None:
+    """All matching rules without an action make one unchanged copy; each rule with one makes an edited copy."""
     payload = read_message(amqp.message(b"body", a=5)).payload
     view = MessageView(payload)
     plain = [RuleSettings(f"p{n}", SqlExpression("a = 5")) for n in range(2)]
@@ -284,7 +284,7 @@ def test_a_subscription_gets_one_copy_for_all_plain_rules_and_one_for_each_actio
     assert MessageView(payload).user == {"a": 5}, "the original is as it was"
 
 
-def test_edits_change_what_they_name() -> None:
+def test_rule_edits_set_and_remove_properties() -> None:
     """System and application properties are set and removed; the rest of the payload keeps its bytes."""
     raw = amqp.described(0x73, "m", None, "to", "old", None, "c") + b"\x00\x53\x74" + encode({"a": 1, "b": 2})
     payload = read_message(raw + b"\x00\x53\x75\xa0\x04body").payload
@@ -300,8 +300,8 @@ def test_edits_change_what_they_name() -> None:
     assert found[0x75] == b"\xa0\x04body"
 
 
-def test_a_lock_token_is_a_guid_in_two_orders() -> None:
-    """The delivery tag is .NET's byte order, the annotation the network's; swapping twice gives the same."""
+def test_lock_tokens_swap_between_two_byte_orders() -> None:
+    """The delivery tag has .NET's byte order, the annotation the network's; swapping twice gives the original."""
     number = UUID("00112233-4455-6677-8899-aabbccddeeff")
     assert swap_guid(number.bytes) == number.bytes_le
     assert swap_guid(swap_guid(number.bytes)) == number.bytes

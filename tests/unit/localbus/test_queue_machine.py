@@ -1,6 +1,6 @@
-"""A queue under any order of events: no message lost or doubled, every lock held once, every count true.
+"""Random tests of a queue: no message is lost or duplicated, every lock has one holder, every count is right.
 
-The queue is pure: hypothesis plays senders, receivers, time and crashes against it and keeps its own effects.
+The queue is pure: Hypothesis acts as senders, receivers, clock and crashes, and compares it with a simple model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NEVER = float("inf")
 
 @dataclass
 class StoredMessage:
-    """A message as a store would have it."""
+    """A message as a store has it."""
 
     queue: int
     message: Message
@@ -45,7 +45,7 @@ class StoredMessage:
 
 
 class RecordedEffects:
-    """Effects that are written down, as a store writes them, and the advance_at to be woken."""
+    """Effects recorded in memory, as a store writes them, with the times at which queues asked for `advance`."""
 
     def __init__(self) -> None:
         self.last_id = 0
@@ -99,14 +99,14 @@ class RecordedEffects:
 
 
 def make(effects: RecordedEffects, chosen: QueueSettings) -> Queue:
-    """A queue with its dead-letter queue, as the catalog builds them."""
+    """Return a queue with its dead-letter queue, as the catalog builds them."""
     plain = QueueSettings(chosen.name, lock_duration=chosen.lock_duration)
     dead = Queue(1, f"{chosen.name}/$DeadLetterQueue", plain, effects)
     return Queue(0, chosen.name, chosen, effects, dead_letters=dead)
 
 
 def rebuild(effects: RecordedEffects, chosen: QueueSettings, now: float) -> Queue:
-    """What the broker makes of a store after a crash."""
+    """Return the queue that the broker restores from a store after a crash."""
     queue = make(effects, chosen)
     assert queue.dead_letters is not None
     both = {0: queue, 1: queue.dead_letters}
@@ -133,9 +133,9 @@ def rebuild(effects: RecordedEffects, chosen: QueueSettings, now: float) -> Queu
 
 
 def facts(queue: Queue) -> dict[int, tuple[Any, ...]]:
-    """Everything of a queue's messages that must outlive a crash; what is locked counts as delivered once more.
+    """Return everything about a queue's messages that must outlive a crash.
 
-    Not so in a dead-letter queue: the service counts no deliveries there.
+    A locked message counts one more delivery, except in a dead-letter queue, where the service counts none.
     """
     counts = queue.dead_letters is not None
     return {
@@ -157,7 +157,7 @@ def facts(queue: Queue) -> dict[int, tuple[Any, ...]]:
 
 @dataclass
 class Known:
-    """What the test believes of one message."""
+    """The expected state of one message."""
 
     body: bytes
     sequence: int
@@ -172,7 +172,7 @@ class Known:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Without sessions."""
+    """A queue without sessions under random commands."""
 
     sessions = False
 
@@ -404,7 +404,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """Locks end, everything else is as it was; a message that was locked has been delivered once more."""
+        """Crash: locks end, and each locked message counts one more delivery; everything else stays."""
         assert self.queue.dead_letters is not None
         before = facts(self.queue), facts(self.queue.dead_letters)
         self.effects.advance_at.clear()
@@ -477,7 +477,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 class SessionQueueMachine(QueueMachine):
-    """With sessions: messages are had through the one who holds their session."""
+    """A queue with sessions under random commands: messages are received through the owner of their session."""
 
     sessions = True
 
@@ -510,7 +510,7 @@ class SessionQueueMachine(QueueMachine):
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        """Its messages are there again at once, not counted as delivered."""
+        """Release a session: its messages are ready at once, and their deliveries do not count."""
         name = data.draw(st.sampled_from(sorted(self.holders)))
         session, owner, _ = self.holders.pop(name)
         self.queue.release_session(session, object(), self.now)  # a stranger's word changes nothing
@@ -550,13 +550,13 @@ def _effort(examples: int, steps: int) -> settings:
 
 
 @pytest.mark.parametrize("machine", [QueueMachine, SessionQueueMachine])
-def test_a_queue_keeps_its_promises(machine: type[QueueMachine]) -> None:
-    """In any order of events every invariant of the machine holds."""
+def test_invariants_hold_under_any_commands(machine: type[QueueMachine]) -> None:
+    """In any order of commands every invariant of the machine holds."""
     run_state_machine_as_test(machine, settings=_effort(80, 30))
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("machine", [QueueMachine, SessionQueueMachine])
-def test_a_queue_keeps_its_promises_for_long(machine: type[QueueMachine]) -> None:
-    """The same with many more and longer stories."""
+def test_invariants_hold_under_long_runs(machine: type[QueueMachine]) -> None:
+    """More and longer random runs keep every invariant."""
     run_state_machine_as_test(machine, settings=_effort(1500, 60))

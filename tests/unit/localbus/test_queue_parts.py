@@ -1,4 +1,4 @@
-"""The parts of a queue, one by one: lines, sessions, turns between receivers, duplicates, lives and schedules."""
+"""The parts of a queue: ready lists, sessions, turns between receivers, duplicates, expiry, schedules and addresses."""
 
 from __future__ import annotations
 
@@ -40,55 +40,55 @@ def put(queue: Queue, now: float, body: bytes = b"x", **facts: Any) -> Message:
     return message
 
 
-# --- lines ----------------------------------------------------------------------------------------------------------
+# --- ready lists ----------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.sampled_from(("add", "pop", "back", "leave", "lock")), max_size=60), st.randoms())
-def test_a_line_is_in_order_whatever_comes_back(steps: list[str], rng: random.Random) -> None:
-    """The head is the lowest number that waits, also when messages return, leave or are locked elsewhere."""
-    line, waiting, out, number = ReadyList(), {}, [], 0
+def test_a_ready_list_is_in_order_of_sequence_numbers(steps: list[str], rng: random.Random) -> None:
+    """The head is the ready message with the lowest number, also when messages return, leave or are locked."""
+    ready, waiting, out, number = ReadyList(), {}, [], 0
     for step in steps:
         if step == "add":
             number += 1
             waiting[number] = Message(number, number, 0.0, Draft(b"", 0))
-            line.add(waiting[number])
+            ready.add(waiting[number])
         elif step == "pop":
-            head = line.pop()
+            head = ready.pop()
             assert (None if head is None else head.sequence) == min(waiting, default=None)
             if head is not None:
                 out.append(waiting.pop(head.sequence))
         elif step == "back" and out:
             back = out.pop(rng.randrange(len(out)))
             waiting[back.sequence] = back
-            line.put_back(back)
+            ready.put_back(back)
         elif step == "leave" and waiting:
             waiting.pop(rng.choice(sorted(waiting))).state = REMOVED
-            line.note_removal()
+            ready.note_removal()
         elif step == "lock" and waiting:
             waiting.pop(rng.choice(sorted(waiting))).lock = object()
-            line.note_removal()
-        assert (line.head() is None) == (not waiting)
+            ready.note_removal()
+        assert (ready.head() is None) == (not waiting)
 
 
-def test_a_line_does_not_keep_what_has_left() -> None:
-    """A hundred thousand messages that expire behind one that stays: the line forgets them."""
-    line = ReadyList()
+def test_a_ready_list_drops_removed_messages() -> None:
+    """A hundred thousand messages expire behind one that stays: the list does not keep them."""
+    ready = ReadyList()
     first = Message(0, 0, 0.0, Draft(b"", 0))
-    line.add(first)
+    ready.add(first)
     for number in range(1, 100_001):
         message = Message(number, number, 0.0, Draft(b"", 0))
-        line.add(message)
+        ready.add(message)
         message.state = REMOVED
-        line.note_removal()
-    assert line.head() is first
-    assert len(line) < 5_000
+        ready.note_removal()
+    assert ready.head() is first
+    assert len(ready) < 5_000
 
 
 # --- sessions -------------------------------------------------------------------------------------------------------
 
 
-def test_free_sessions_are_given_in_the_order_they_came() -> None:
-    """Whoever asks for the next session gets the one that has waited longest; one that is empty is passed over."""
+def test_free_sessions_are_accepted_in_order_of_arrival() -> None:
+    """The next session is the one that has been free longest; an empty one is skipped."""
     table = SessionTable()
     for name in "abc":
         session = table.open(name)
@@ -108,8 +108,8 @@ def test_free_sessions_are_given_in_the_order_they_came() -> None:
     assert third.id == "c"
 
 
-def test_a_sessions_lock_ends_once_at_its_latest_end() -> None:
-    """A renewed lock does not end at its old time, and an ended one is told once."""
+def test_a_session_lock_expires_once_at_its_renewed_end() -> None:
+    """A renewed lock does not expire at its old end, and an expired one is reported once."""
     table = SessionTable()
     session = table.open("a")
     session.messages[1] = Message(1, 1, 0.0, Draft(b"", 0))
@@ -122,8 +122,8 @@ def test_a_sessions_lock_ends_once_at_its_latest_end() -> None:
     assert list(table.expired(100.0)) == []
 
 
-def test_a_session_without_anything_is_forgotten() -> None:
-    """No messages, no state, no holder: names that clients make up cost nothing."""
+def test_an_idle_session_is_removed() -> None:
+    """A session without messages, state and owner takes no memory."""
     table = SessionTable()
     session = table.open("a")
     table.lock(session, "me", 10.0)
@@ -135,8 +135,8 @@ def test_a_session_without_anything_is_forgotten() -> None:
     assert table.get("b") is kept
 
 
-def test_peeking_in_a_session_looks_at_that_session_only() -> None:
-    """In the order of their numbers and in whatever state, from a number on; other sessions' messages cost nothing."""
+def test_peeking_in_a_session_reads_only_its_messages() -> None:
+    """Messages come in order and in any state, from a number on; messages of other sessions are not read."""
     queue, _ = queue_of(requires_session=True)
     for number in range(3_000):
         put(queue, 0.0, session_id="big" if number % 1_000 else "small")
@@ -167,7 +167,7 @@ class Counting(SortedDict[int, Message]):
 
 
 class Receiver:
-    """Takes some messages at each pull."""
+    """A receiver that takes some messages at each pull."""
 
     def __init__(self, queue: Queue, appetite: int, most: int = 10**9) -> None:
         self.queue, self.appetite, self.most = queue, appetite, most
@@ -189,8 +189,8 @@ class Receiver:
         return len(self.got) < self.most and self.queue.has_ready(self.session)
 
 
-def test_receivers_of_a_queue_take_turns() -> None:
-    """Nobody is served twice before all were served once, from whomever the last round ended with."""
+def test_receivers_take_turns() -> None:
+    """No receiver is served twice before all were served once, and the next round continues after the last one."""
     queue, _ = queue_of()
     for _ in range(90):
         put(queue, 0.0)
@@ -207,8 +207,8 @@ def test_receivers_of_a_queue_take_turns() -> None:
     assert sorted(number for each in receivers for number in each.got) == list(range(1, 91))
 
 
-def test_one_message_at_a_time_goes_round() -> None:
-    """A trickle is shared too: the receiver that was served goes to the end."""
+def test_single_messages_go_to_the_receivers_in_turn() -> None:
+    """A served receiver goes to the end of the ready."""
     queue, _ = queue_of()
     dispatcher = Dispatcher()
     receivers: list[Any] = [Receiver(queue, 10) for _ in range(3)]
@@ -221,8 +221,8 @@ def test_one_message_at_a_time_goes_round() -> None:
     assert [len(each.got) for each in receivers] == [10, 10, 10]
 
 
-def test_a_receiver_that_left_gets_nothing() -> None:
-    """Removed, its turn is the next one's; woken before, it is not served after."""
+def test_a_removed_receiver_gets_no_message() -> None:
+    """A receiver that was woken and then removed is not served; the next one is."""
     queue, _ = queue_of()
     dispatcher = Dispatcher()
     gone, stays = Receiver(queue, 1), Receiver(queue, 1)
@@ -235,8 +235,8 @@ def test_a_receiver_that_left_gets_nothing() -> None:
     assert (gone.got, stays.got) == ([], [1])
 
 
-def test_receivers_without_credit_are_not_asked() -> None:
-    """However many are open, a message is offered to those that want one; one that has had enough drops out."""
+def test_receivers_without_credit_are_not_pulled() -> None:
+    """A message is offered only to receivers with credit; one whose credit is used up is not pulled again."""
     queue, _ = queue_of()
     dispatcher = Dispatcher()
     idle: list[Any] = [Receiver(queue, 0) for _ in range(1000)]
@@ -259,8 +259,8 @@ def test_receivers_without_credit_are_not_asked() -> None:
     assert idle[3].got == [6, 7, 8, 9]
 
 
-def test_what_comes_for_a_session_wakes_its_holder_alone() -> None:
-    """Who holds another session is not asked, and nobody twice for one message."""
+def test_a_message_of_a_session_wakes_only_its_owner() -> None:
+    """The owners of other sessions are not pulled, and the owner is pulled once for a message."""
     queue, _ = queue_of(requires_session=True)
     dispatcher = Dispatcher()
     holders: list[Any] = []
@@ -294,8 +294,8 @@ class Waiter:
         self.error = error
 
 
-def test_who_waits_for_a_session_is_told_when_time_is_over() -> None:
-    """At the deadline, with the service's time-out; neither before nor after being served."""
+def test_a_wait_for_a_session_times_out_at_its_deadline() -> None:
+    """A waiter is refused with the service's timeout at its deadline, not before, and not after it was served."""
     queue, _ = queue_of(requires_session=True)
     dispatcher = Dispatcher()
     impatient, patient, served = Waiter(5.0), Waiter(50.0), Waiter(5.0, takes=True)
@@ -315,8 +315,8 @@ def test_who_waits_for_a_session_is_told_when_time_is_over() -> None:
 # --- deliveries that count -------------------------------------------------------------------------------------------
 
 
-def test_a_deferral_is_a_delivery_that_counts() -> None:
-    """Deferred for the last time that a message may be delivered, it is a dead letter and says why."""
+def test_deferring_counts_as_a_delivery() -> None:
+    """A message deferred at its last allowed delivery is dead-lettered with the reason."""
     queue, effects = queue_of(max_delivery_count=2)
     put(queue, 0.0)
     put(queue, 0.0)
@@ -338,8 +338,8 @@ def test_a_deferral_is_a_delivery_that_counts() -> None:
 # --- duplicates, lives, schedules ---------------------------------------------------------------------------------
 
 
-def test_a_message_id_counts_as_seen_for_the_window_and_no_longer() -> None:
-    """Within it the second is dropped, from whatever type the id is; at its end the id is new again."""
+def test_an_id_is_a_duplicate_within_the_window() -> None:
+    """A repeated id of any type is dropped within the window; at its end the id is new again."""
     queue, effects = queue_of(
         requires_duplicate_detection=True, duplicate_detection_history_time_window=timedelta(seconds=60)
     )
@@ -354,8 +354,8 @@ def test_a_message_id_counts_as_seen_for_the_window_and_no_longer() -> None:
     assert [(id, at) for _, id, at in effects.history] == [("a", 0.0), ("b", 59.9), ("a", 60.0), ("b", 119.9)]
 
 
-def test_the_duplicate_history_does_not_grow_beyond_its_window() -> None:
-    """Ids that are too old are forgotten as new ones come."""
+def test_the_duplicate_history_drops_ids_beyond_its_window() -> None:
+    """New ids push out the ids that are older than the window."""
     queue, _ = queue_of(
         requires_duplicate_detection=True, duplicate_detection_history_time_window=timedelta(seconds=10)
     )
@@ -364,8 +364,8 @@ def test_the_duplicate_history_does_not_grow_beyond_its_window() -> None:
     assert len(queue.history) <= 11
 
 
-def test_a_locked_message_outlives_its_life_until_its_lock_ends() -> None:
-    """Under its lock it can be completed after its time; given back after its time, it has expired."""
+def test_a_locked_message_expires_when_it_is_given_back() -> None:
+    """A locked message can be completed after its time to live; one that is given back after it has expired."""
     for bury in (True, False):
         queue, effects = queue_of(dead_lettering_on_message_expiration=bury)
         put(queue, 0.0, time_to_live=5.0)
@@ -382,8 +382,8 @@ def test_a_locked_message_outlives_its_life_until_its_lock_ends() -> None:
             assert MessageView(effects.payloads([dead])[0]).user["DeadLetterReason"] == "TTLExpiredException"
 
 
-def test_what_has_expired_is_not_handed_out_even_if_nobody_looked() -> None:
-    """Time is read when a message is taken, not only when the clock was last attended to."""
+def test_an_expired_message_is_not_delivered_before_a_timer_has_run() -> None:
+    """The time to live is checked when a message is taken, not only by a timer."""
     queue, _ = queue_of()
     put(queue, 0.0, time_to_live=5.0)
     put(queue, 0.0, time_to_live=50.0)
@@ -391,8 +391,8 @@ def test_what_has_expired_is_not_handed_out_even_if_nobody_looked() -> None:
     assert list(queue.messages) == [2]
 
 
-def test_a_scheduled_message_joins_the_end_under_a_new_number() -> None:
-    """Its first number finds it until then (and cancels it); its life begins when it is enqueued."""
+def test_a_due_scheduled_message_gets_a_new_number() -> None:
+    """Its first number finds it until it is due and can cancel it; its time to live begins when it is enqueued."""
     queue, effects = queue_of()
     scheduled = put(queue, 0.0, scheduled_at=10.0, time_to_live=5.0)
     put(queue, 1.0)
@@ -409,8 +409,8 @@ def test_a_scheduled_message_joins_the_end_under_a_new_number() -> None:
     assert refused.value.condition == "com.microsoft:message-not-found"
 
 
-def test_one_unknown_number_refuses_all() -> None:
-    """Receiving or cancelling by number is all or nothing."""
+def test_one_unknown_sequence_number_refuses_all() -> None:
+    """Receiving deferred messages and cancelling scheduled ones by number is all or nothing."""
     queue, _ = queue_of()
     scheduled = put(queue, 0.0, scheduled_at=10.0)
     put(queue, 0.0)
@@ -425,8 +425,8 @@ def test_one_unknown_number_refuses_all() -> None:
 
 
 @pytest.mark.parametrize("delete", [False, True])
-def test_too_much_at_once_is_refused_by_number(delete: bool) -> None:
-    """Several messages above the limit are not locked and not removed; a single one may be of any size."""
+def test_receiving_deferred_messages_has_a_size_limit(delete: bool) -> None:
+    """Several messages above the limit are neither locked nor removed; a single one may have any size."""
     queue, _ = queue_of()
     for _ in range(3):
         put(queue, 0.0, b"x" * 1000)
@@ -440,8 +440,8 @@ def test_too_much_at_once_is_refused_by_number(delete: bool) -> None:
     assert len(queue.receive_deferred([2, 3], 1.0, delete=delete, most_bytes=2500)) == 2
 
 
-def test_taking_stops_at_the_bytes_that_were_allowed() -> None:
-    """At least one message, and none after the one that reached the limit."""
+def test_acquiring_stops_at_the_byte_limit() -> None:
+    """At least one message is taken, and none after the one that reaches the limit."""
     queue, _ = queue_of()
     for _ in range(10):
         put(queue, 0.0, b"x" * 1000)
@@ -450,8 +450,8 @@ def test_taking_stops_at_the_bytes_that_were_allowed() -> None:
     assert len(queue.acquire(0.0, 10)) == 6
 
 
-def test_the_delivery_count_that_is_one_too_many_buries() -> None:
-    """After the last allowed delivery the message is dead-lettered with the service's reason; its count stays."""
+def test_the_last_allowed_delivery_dead_letters() -> None:
+    """After its last allowed delivery a message is dead-lettered with the service's reason and its delivery count."""
     queue, effects = queue_of(max_delivery_count=3)
     put(queue, 0.0)
     for count in range(3):
@@ -488,14 +488,14 @@ ADDRESSES = {
 
 
 @pytest.mark.parametrize(("text", "wanted"), ADDRESSES.items(), ids=ADDRESSES)
-def test_addresses_in_every_form(text: str, wanted: Address) -> None:
-    """URLs and paths, suffixes in any case and any combination."""
+def test_addresses_are_parsed_in_every_form(text: str, wanted: Address) -> None:
+    """URLs and paths are parsed with suffixes in any case and any combination."""
     assert parse_address(text) == wanted
 
 
 @given(st.text(max_size=200))
-def test_any_text_is_an_address(text: str) -> None:
-    """Odd ones name an entity that does not exist; nothing is raised."""
+def test_any_text_can_be_parsed_as_an_address(text: str) -> None:
+    """Odd texts name an entity that does not exist; none raises."""
     parse_address(text)
 
 
@@ -510,8 +510,55 @@ def test_any_text_is_an_address(text: str) -> None:
     ],
     ids=lambda text: text[:20],
 )
-def test_a_long_address_is_taken_apart_in_time(text: str) -> None:
-    """The longest that fits into a frame, made to be slow."""
+def test_a_long_address_is_parsed_quickly(text: str) -> None:
+    """The longest text that fits into a frame does not slow the parser down."""
     started = time.process_time()
     parse_address(text)
     assert time.process_time() - started < 1.0
+
+
+# --- settling after the end of a lock -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("session", [None, "s"], ids=["no session", "session"])
+@pytest.mark.parametrize("operation", ["complete", "abandon", "release", "defer", "dead_letter", "renew"])
+def test_an_expired_lock_settles_nothing_before_a_timer_has_run(operation: str, session: str | None) -> None:
+    """At the end of its lock a message is refused with lock lost; it stays, and is ready after the timer."""
+    queue, _ = queue_of(requires_session=session is not None)
+    put(queue, 0.0, session_id=session)
+    held = None if session is None else queue.accept_session(session, "owner", 0.0)
+    (message,) = queue.acquire(0.0, 1, "owner", held)
+    end = message.lock.end
+    assert end == 10.0
+    with pytest.raises(BusError) as refused:
+        getattr(queue, operation)(message.lock.tag, end)
+    expected = "com.microsoft:message-lock-lost" if session is None else "com.microsoft:session-lock-lost"
+    assert refused.value.condition == expected
+    assert (queue.counts().active, queue.counts().dead_letter) == (1, 0)
+    queue.advance(end)
+    assert message.delivery_count == 1
+    held = None if session is None else queue.accept_session(session, "other", end)
+    assert queue.acquire(end, 1, "other", held) == [message]
+
+
+@pytest.mark.parametrize("operation", ["complete", "abandon", "release", "defer", "dead_letter", "renew"])
+def test_a_lock_holds_until_its_end(operation: str) -> None:
+    """Just before its end a lock still allows every settlement."""
+    queue, _ = queue_of()
+    put(queue, 0.0)
+    (message,) = queue.acquire(0.0, 1, "owner")
+    getattr(queue, operation)(message.lock.tag, 9.999)
+
+
+def test_an_expired_session_lock_is_lost_before_a_timer_has_run() -> None:
+    """Its state cannot be set, it cannot be renewed, and another receiver may accept it."""
+    queue, _ = queue_of(requires_session=True)
+    put(queue, 0.0, session_id="s")
+    session = queue.accept_session("s", "owner", 0.0)
+    assert session is not None
+    for refused in (lambda: queue.renew_session("s", 10.0), lambda: queue.set_session_state("s", b"x", 10.0)):
+        with pytest.raises(BusError, match="session lock has expired"):
+            refused()
+    accepted = queue.accept_session("s", "other", 10.0)
+    assert accepted is not None
+    assert accepted.owner == "other"

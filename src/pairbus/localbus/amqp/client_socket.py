@@ -97,7 +97,7 @@ class ClientSocket:
             return
         data, at = self._unprocessed, 0
         connection.served_in_shares = True
-        with self._server.patience():
+        with self._server.group_commit():
             until = self._server.loop.time() + SHARE_SECONDS
             while at < len(data) and not connection.closing:
                 connection.process(data[at : at + PIECE_BYTES])

@@ -129,7 +129,7 @@ class AmqpConnection(asyncio.Protocol):
         self.alive = False
         self._socket.lost()
         self.server.connections.discard(self)
-        self.server.departed += 1
+        self.server.ended_connections += 1
         self.server.active_clients.remove(self)
         for handler in list(self._handlers.values()):
             self._close_handler(handler)

@@ -116,6 +116,10 @@ class Consumer(OutgoingLink):
     def _send_delayed(self, deliveries: list[Any]) -> None:
         """Send messages after the latency of a fault."""
         self._delayed_count -= len(deliveries)
+        if not self._receive_and_delete:
+            # A lock that is shorter than the latency has ended, noticed or not: another receiver may get the message.
+            now = self.connection.server.now()
+            deliveries = [each for each in deliveries if each[0].lock is each[2] and each[2].end > now]
         self._send(deliveries)
         self.connection.server.dispatcher.wake(self)
 
@@ -124,8 +128,6 @@ class Consumer(OutgoingLink):
             return
         link, unsettled = self.link, self._unsettled
         for message, payload, lock in deliveries:
-            if not self._receive_and_delete and message.lock is not lock:
-                continue  # its lock has ended: another receiver may have it
             if lock is None:
                 engine.send(link, message.sequence.to_bytes(16, "little"), message.delivered(payload), settled=True)
             else:

@@ -1,4 +1,4 @@
-"""Rules inside the broker: what an action changes takes effect, and no rule or message can end or fill the server."""
+"""Rules in the broker: the effect of actions, and the limits that no rule or message can exceed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def properties(broker: Broker, queue: Queue) -> dict[str, Any]:
     "value", [datetime(2020, 1, 1), datetime(1, 1, 1), timedelta.max, timedelta.min, 2**62, "text", 1.5, True]
 )
 def test_an_action_may_set_any_parameter(value: Any) -> None:
-    """Times without a zone, the longest duration: the copy arrives, and the server goes on."""
+    """Times without a zone and the longest duration: the copy arrives, and the server goes on."""
     broker, topic, queue = subscribed("SET y = @d", {"@d": value})
     broker.send(topic, [draft()], NOW)
     broker.turn(NOW)
@@ -54,7 +54,7 @@ def test_an_action_may_set_any_parameter(value: Any) -> None:
 
 
 def test_an_action_may_copy_the_longest_time_span() -> None:
-    """.NET's TimeSpan.MaxValue, which does not fit a whole number of microseconds times ten."""
+    """.NET's TimeSpan.MaxValue is copied, although it is not a whole number of microseconds."""
     broker, topic, queue = subscribed("SET y = x")
     longest = Described(Symbol("com.microsoft:timespan"), Long(2**63 - 1))
     broker.send(topic, [draft({"x": longest})], NOW)
@@ -62,8 +62,8 @@ def test_an_action_may_copy_the_longest_time_span() -> None:
     assert "y" in properties(broker, queue)
 
 
-def test_actions_cannot_fill_the_memory() -> None:
-    """A property set to itself twice over, again and again, ends at the size that a property may have."""
+def test_actions_cannot_exhaust_memory() -> None:
+    """A property that doubles itself again and again ends at the size limit of properties."""
     broker, topic, queue = subscribed("SET a=a+a;" * 40)
     broker.send(topic, [draft({"a": "x"})], NOW)
     broker.turn(NOW)
@@ -71,7 +71,7 @@ def test_actions_cannot_fill_the_memory() -> None:
 
 
 def test_an_action_can_schedule_a_copy() -> None:
-    """What an action sets as the time is when the copy arrives."""
+    """The copy arrives at the time that an action sets."""
     broker, topic, queue = subscribed("SET sys.ScheduledEnqueueTimeUtc = @at", {"@at": datetime(2100, 1, 1)})
     broker.send(topic, [draft()], NOW)
     broker.turn(NOW)
@@ -81,7 +81,7 @@ def test_an_action_can_schedule_a_copy() -> None:
 
 
 def test_an_action_can_change_the_time_to_live() -> None:
-    """The copy lives as long as the action says, also where the message came with a life of its own."""
+    """The copy lives as long as the action says, also if the message has its own time to live."""
     broker, topic, queue = subscribed("SET sys.TimeToLive = @life", {"@life": timedelta(seconds=5)})
     broker.send(topic, [draft(time_to_live=600.0)], NOW)
     broker.turn(NOW)
@@ -90,8 +90,8 @@ def test_an_action_can_change_the_time_to_live() -> None:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_rule_that_fails_is_contained(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its message is dead-lettered, or dropped where the owner said so; others get theirs."""
+def test_a_failing_rule_affects_only_its_subscription(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its message is dead-lettered or dropped, as the settings say; other subscriptions get theirs."""
     broker, topic, queue = subscribed("SET y = 1")
     settings = queue.settings.changed(dead_lettering_on_filter_evaluation_exceptions=kept)
     broker.update_subscription("prices", settings)
@@ -106,8 +106,8 @@ def test_a_rule_that_fails_is_contained(kept: bool, monkeypatch: pytest.MonkeyPa
     assert len(queue.dead_letters.messages) == (1 if kept else 0)
 
 
-def test_a_circle_of_dead_letters_ends() -> None:
-    """A subscription whose dead letters go back to its own topic: after some hops the letter stays, in sight."""
+def test_a_cycle_of_dead_letters_ends() -> None:
+    """Dead letters that go back to their own topic stay as dead letters after some hops."""
     broker = Broker("contoso", clock=lambda: NOW)
     topic = broker.create_topic(TopicSettings("t"))
     settings = QueueSettings("s", requires_session=True, forward_dead_lettered_messages_to="t")
@@ -119,8 +119,8 @@ def test_a_circle_of_dead_letters_ends() -> None:
     assert len(queue.dead_letters.messages) == 1
 
 
-def test_much_to_forward_is_moved_in_portions() -> None:
-    """Ten thousand messages that begin to be forwarded do not hold up one turn, and all of them arrive."""
+def test_a_large_backlog_is_forwarded_in_batches() -> None:
+    """Ten thousand messages do not block one turn, and all of them arrive."""
     broker = Broker("contoso", clock=lambda: NOW)
     target = broker.create_queue(QueueSettings("target"))
     source = broker.create_queue(QueueSettings("source"))
@@ -134,8 +134,8 @@ def test_much_to_forward_is_moved_in_portions() -> None:
     assert len(target.messages) == 10_000
 
 
-def test_much_that_expires_goes_in_portions() -> None:
-    """So does what has outlived its time."""
+def test_many_expired_messages_are_removed_in_batches() -> None:
+    """Ten thousand expired messages do not block one turn."""
     broker = Broker("contoso", clock=lambda: NOW)
     queue = broker.create_queue(QueueSettings("q", dead_lettering_on_message_expiration=True))
     broker.send(queue, [draft(time_to_live=1.0) for _ in range(5_000)], NOW)
@@ -148,16 +148,16 @@ def test_much_that_expires_goes_in_portions() -> None:
     assert len(queue.dead_letters.messages) == 5_000
 
 
-def test_a_megabyte_of_address_costs_no_time() -> None:
-    """A token may be asked for with a name of a megabyte, before anybody is authorised."""
+def test_a_token_for_a_megabyte_of_address_costs_no_time() -> None:
+    """Any client can ask for such a token, before it is authorized."""
     began = time.process_time()
     parse_address("x" + "/$management" * 80_000)
     assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize("numbers", [["1"], [None], [[1]], [True], [1.5]])
-def test_odd_sequence_numbers_get_an_answer(numbers: list[Any]) -> None:
-    """A request with something else than numbers is answered with what is wrong with it."""
+def test_invalid_sequence_numbers_are_refused(numbers: list[Any]) -> None:
+    """The reply to a request with other values than numbers says what is wrong."""
     broker = Broker("contoso", clock=lambda: NOW)
     queue = broker.create_queue(QueueSettings("q"))
     operations = Operations(broker, lambda: NOW)
