@@ -1,4 +1,4 @@
-"""Rows for journals, and places to keep them in."""
+"""Rows for journals, and storage to keep them on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEAD = Head("contoso", 3, batch=7, attempt=2)
 
 
 def rows(*numbers: int) -> Rows:
-    """One row a sequence number; each column says something different."""
+    """Return one row for each sequence number, with a different value in each column."""
     return Rows(
         sequence_number=list(numbers),
         message_id=[f"id-{number}" for number in numbers],
@@ -28,17 +28,17 @@ def rows(*numbers: int) -> Rows:
 
 
 def numbers(table: Any) -> list[int]:
-    """The sequence numbers of a table."""
+    """Return the sequence numbers of a table."""
     found: list[int] = table.column("sequence_number").to_pylist()
     return found
 
 
 def only_file(folder: Path) -> Path:
-    """The one file in a folder."""
+    """Return the only file in a folder."""
     (found,) = folder.iterdir()
     return found
 
 
 def mock_root() -> str:
-    """A root in a store that lives in memory, cannot append, and is nobody else's."""
+    """Return a root of its own in a store in memory, which cannot append."""
     return f"mock:///{secrets.token_hex(4)}/_journal"

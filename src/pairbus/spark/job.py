@@ -182,7 +182,7 @@ class Syphon:
         if depths is not None:
             self._warn_of(depths)
             self._tell(Note(depths=depths.by_index, asked_at=time.time()))
-        wary_until = time.time() + LONGEST_LOCK if self._journals.after_a_kill else 0.0
+        wary_until = time.time() + LONGEST_LOCK if self._journals.follows_killed_run else 0.0
         journals = join(self._places.journal, self.run)
         task = DrainTask(self.config, journals, self._mark, self._drain, wary_until, self._kills)
         drained = self._backlog.mapInArrow(task.run, SUMMARY)

@@ -116,7 +116,7 @@ class Ledger:
         for fold in journals.plan():
             if fold.parts:
                 self._again(partial(self._fold, fold))
-            journals.folded(fold)
+            journals.mark_folded(fold)
             parts += len(fold.parts)
         return parts
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pairbus.syphon.journal.storage import place_at
+from pairbus.syphon.journal.storage import storage_at
 
 log = logging.getLogger("pairbus.syphon")
 
@@ -22,17 +22,17 @@ class _Mark:
     ending: ClassVar[str]
 
     def _put(self, text: str) -> None:
-        place_at(self.folder).put(f"{self.run}.{self.ending}", f"{text}\n".encode())
+        storage_at(self.folder).put(f"{self.run}.{self.ending}", f"{text}\n".encode())
 
     def _read(self) -> str | None:
         """What it says, None while it is not there."""
         try:
-            return place_at(self.folder).read(f"{self.run}.{self.ending}").decode()
+            return storage_at(self.folder).read(f"{self.run}.{self.ending}").decode()
         except FileNotFoundError:
             return None
 
     def remove(self) -> None:
-        place_at(self.folder).delete(f"{self.run}.{self.ending}")
+        storage_at(self.folder).delete(f"{self.run}.{self.ending}")
 
 
 @dataclass(frozen=True, slots=True)

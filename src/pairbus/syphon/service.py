@@ -157,7 +157,7 @@ class Service:
         """Make sure that journals can be written; raises OSError if not, before a message is touched."""
         if not self._begun:
             within(bounds.JOURNAL_SECONDS, lambda: self._folder.begin(self._run, None), "pairbus-journal-begin")
-            self._wary_until = time.monotonic() + LONGEST_LOCK if self._folder.after_a_kill else 0.0
+            self._wary_until = time.monotonic() + LONGEST_LOCK if self._folder.follows_killed_run else 0.0
             if self._wary_until:
                 log.info(
                     "a syphon with this journal folder was killed a moment ago: messages of sessions are left alone "
@@ -230,7 +230,7 @@ class Service:
         try:
             within(bounds.JOURNAL_SECONDS, self._folder.finish, "pairbus-journal-end")
         except Exception as error:  # whatever a store raises
-            self.not_ended = f"the journal {self._folder.where} could not be ended in order: {error}"
+            self.not_ended = f"the journal {self._folder.location} could not be ended in order: {error}"
 
     def _backoff(self, fruitless: int) -> float:
         return min(self._options.retry_interval * float(2 ** min(fruitless, 10)), _LONGEST_PAUSE)
