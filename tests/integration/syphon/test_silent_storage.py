@@ -210,8 +210,8 @@ def test_a_run_that_cannot_be_begun_or_ended_is_not_waited_for(
 
 _PROCESS = """
 import asyncio, threading
-from pairbus.syphon import bounds
-from pairbus.syphon.books import Writer
+from pairbus.runtime import bounded_call as bounds
+from pairbus.syphon.drain.journal_batcher import Writer
 
 class Silent:
     def prepare(self): threading.Event().wait()
