@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from pairbus.domain.outcome import Head, Rows
 from pairbus.runtime import bounded_call as bounds
-from pairbus.runtime.bounded_call import within
+from pairbus.runtime.bounded_call import call_with_deadline
 
 from .frame_format import DATA, encode_frame
 from .growing_file import GrowingFile
@@ -103,7 +103,7 @@ class Journal:
 def close_journal(journal: Journal, queue_index: int) -> None:
     """Close a journal, within a deadline. A failure is logged and changes nothing: the rows are durable."""
     try:
-        within(bounds.JOURNAL_SECONDS, journal.close, "pairbus-journal-end")
+        call_with_deadline(journal.close, bounds.JOURNAL_SECONDS, "pairbus-journal-end")
     except Exception as error:
         _logger.warning(
             "the journal of queue %d could not be closed: %s; its rows are durable, and a later fold removes it",
