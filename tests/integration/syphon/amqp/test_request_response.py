@@ -1,4 +1,4 @@
-"""Requests and their answers: each is heard, a refusal has its condition, and nobody waits for what cannot come."""
+"""Requests and responses: each request gets its own response, or an error as soon as that is certain."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ from proton import Delivery, Message
 
 from pairbus.syphon.amqp.connection import Connection
 from pairbus.syphon.amqp.link import LinkError
-from pairbus.syphon.amqp.request_response import Requests
+from pairbus.syphon.amqp.request_response import RequestClient
 from tests.support.scripted_peer import Peer
 
 NODE = "orders/$management"
-#: Long enough that who ends sooner was not waiting for it.
+#: A deadline that no test reaches: a request that ends earlier did not wait for it.
 LONG = 60.0
 
 
-async def asked(answer: Callable[[Peer, Any, bytes], None], times: int = 1) -> list[Any]:
-    """Ask a node that answers as a test wants; the bodies of its answers."""
+async def responses(answer: Callable[[Peer, Any, bytes], None], times: int = 1) -> list[Any]:
+    """Send requests to a scripted node; return the bodies of its responses."""
     with Peer(answer, credit=1000) as peer:
         connection = await Connection.open(peer.namespace, timeout=30.0)
         try:
-            requests = Requests(connection, NODE)
-            return [await requests.ask({"operation": "look"}, {"at": number}, "it", LONG) for number in range(times)]
+            requests = RequestClient(connection, NODE)
+            return [
+                await requests.request({"operation": "look"}, {"at": number}, "it", LONG) for number in range(times)
+            ]
         finally:
             await connection.close()
 
 
-def replied(peer: Peer, delivery: Any, payload: bytes) -> None:
-    """Settle a request and send an answer, whatever bytes it is."""
+def respond(peer: Peer, delivery: Any, payload: bytes) -> None:
+    """Settle a request, and send some bytes as its response."""
     peer.settle(delivery, Delivery.ACCEPTED)
     link = delivery.connection.link_head(0)
     while link.is_receiver or link.remote_source.address != NODE:
@@ -41,33 +43,33 @@ def replied(peer: Peer, delivery: Any, payload: bytes) -> None:
     link.advance()
 
 
-def answer_with(status: int, **more: str) -> Callable[[Peer, Any, bytes], None]:
-    """Answer each request with its own body and this status."""
+def response_with(status: int, **more: str) -> Callable[[Peer, Any, bytes], None]:
+    """Return a callback that responds to each request with the request's own body and a status."""
 
     def answer(peer: Peer, delivery: Any, payload: bytes) -> None:
-        request = Message()
+        request: Any = Message()
         request.decode(payload)
         assert request.properties == {"operation": "look"}
         said = {"statusCode": status, "statusDescription": "so", **more}
         reply = Message(correlation_id=request.id, properties=said, body=request.body)
-        replied(peer, delivery, reply.encode())
+        respond(peer, delivery, reply.encode())
 
     return answer
 
 
-async def test_each_request_has_its_answer() -> None:
-    """More of them than the answers that were allowed for at first."""
-    assert await asked(answer_with(200), times=150) == [{"at": number} for number in range(150)]
+async def test_each_request_gets_its_response() -> None:
+    """For more requests than there was credit for responses at first."""
+    assert await responses(response_with(200), times=150) == [{"at": number} for number in range(150)]
 
 
-async def test_as_many_as_ask_at_once_are_answered() -> None:
-    """Nobody asks again meanwhile, so the answers themselves make room for more of them."""
-    with Peer(answer_with(200), credit=1000) as peer:
+async def test_concurrent_requests_get_their_responses() -> None:
+    """More than the credit at first, and no later request adds to it: the responses themselves do."""
+    with Peer(response_with(200), credit=1000) as peer:
         connection = await Connection.open(peer.namespace, timeout=30.0)
         try:
-            requests = Requests(connection, NODE)
+            requests = RequestClient(connection, NODE)
             bodies = [{"at": number} for number in range(350)]
-            answers = (requests.ask({"operation": "look"}, body, "it", LONG) for body in bodies)
+            answers = (requests.request({"operation": "look"}, body, "it", LONG) for body in bodies)
             assert await asyncio.gather(*answers) == bodies
         finally:
             await connection.close()
@@ -82,34 +84,36 @@ async def test_as_many_as_ask_at_once_are_answered() -> None:
         (404, {"errorCondition": "com.microsoft:message-not-found"}, "com.microsoft:message-not-found"),
     ],
 )
-async def test_a_refusal_has_a_condition(status: int, more: dict[str, str], condition: str) -> None:
-    """The one that is given, or what the status means."""
+async def test_a_refusal_has_the_condition_of_its_response_or_status(
+    status: int, more: dict[str, str], condition: str
+) -> None:
+    """The error names the subject of the request, the status and its description."""
     with pytest.raises(LinkError, match=f"it: {status} so") as raised:
-        await asked(answer_with(status, **more))
+        await responses(response_with(status, **more))
     assert raised.value.condition == condition
 
 
-async def test_an_answer_that_cannot_be_read() -> None:
-    """Nobody knows whose it was, and nobody waits for it."""
+async def test_a_response_that_cannot_be_decoded_fails_all_requests() -> None:
+    """It may be the response to any of them."""
     with pytest.raises(LinkError, match=r"the answer of orders/.management cannot be read") as raised:
-        await asked(lambda peer, delivery, payload: replied(peer, delivery, b"no AMQP"))
+        await responses(lambda peer, delivery, payload: respond(peer, delivery, b"no AMQP"))
     assert raised.value.condition == "amqp:decode-error"
 
 
-@pytest.mark.parametrize("what", ["link", "connection"])
-async def test_a_node_that_goes_away_is_not_waited_for(what: str) -> None:
-    """Who waits is told why at once."""
+@pytest.mark.parametrize("closed", ["link", "connection"])
+async def test_a_closed_node_fails_its_requests_at_once(closed: str) -> None:
+    """With the condition of the link or the connection."""
 
     def close(peer: Peer, delivery: Any, payload: bytes) -> None:
-        peer.close(delivery.link if what == "link" else delivery.connection, "amqp:oh:no", "so")
+        peer.close(delivery.link if closed == "link" else delivery.connection, "amqp:oh:no", "so")
 
     with pytest.raises(LinkError, match="so") as raised:
-        await asked(close)
+        await responses(close)
     assert raised.value.condition == "amqp:oh:no"
 
 
-async def test_a_request_that_is_refused_as_a_message() -> None:
-    """Its outcome is its answer."""
+async def test_a_request_that_is_rejected_as_a_message() -> None:
+    """Its outcome is the error, without a response."""
     refused = ("amqp:not-allowed", "not here")
     with pytest.raises(LinkError, match="not here"):
-        await asked(lambda peer, delivery, payload: peer.settle(delivery, Delivery.REJECTED, refused))
+        await responses(lambda peer, delivery, payload: peer.settle(delivery, Delivery.REJECTED, refused))
