@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pairbus.domain.outcome import Head, Rows
+from pairbus.syphon.journal import storage as storage_module
 
 HEAD = Head("contoso", 3, batch=7, attempt=2)
 
@@ -42,3 +47,20 @@ def only_file(folder: Path) -> Path:
 def mock_root() -> str:
     """Return a root of its own in a store in memory, which cannot append."""
     return f"mock:///{secrets.token_hex(4)}/_journal"
+
+
+@pytest.fixture(params=["disk", "mount", "store", "object store"])
+def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A root on a disk, a mount without append and links, a store without append, and one without renames too."""
+    if request.param == "object store":
+        monkeypatch.setattr(storage_module, "_ATOMIC_SCHEMES", {"mock"})
+    if "store" in request.param:
+        return mock_root()
+    if request.param == "mount":
+        monkeypatch.setattr(storage_module, "WHOLE_FILE_MOUNTS", (f"{tmp_path}/",))
+        monkeypatch.setattr(os, "link", _no_links)
+    return str(tmp_path / "ledger" / "_journal")
+
+
+def _no_links(*_: Any) -> None:
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))

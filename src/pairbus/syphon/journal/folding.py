@@ -46,7 +46,7 @@ from .run_state import (
 )
 from .storage import join, split, storage_at
 
-_logger = logging.getLogger("pairbus.syphon.folding")
+log = logging.getLogger("pairbus.syphon.folding")
 
 #: Seconds without a change after which a run, or a journal, is taken for dead.
 SILENCE_SECONDS = 3600.0
@@ -207,7 +207,7 @@ class JournalFolder:
             except UnreadableRunStateError as error:
                 if name == own:
                     raise
-                _logger.error("the journals of run %s are left alone: %s", name, error)
+                log.error("the journals of run %s are left alone: %s", name, error)
                 continue
             if fold is not None:
                 (planned if is_new else pending).append(fold)
@@ -222,14 +222,14 @@ class JournalFolder:
             self._conclude(run, fold)
         except FileNotFoundError:
             # Another process is concluding the fold. If it dies, the next plan returns the fold again.
-            _logger.info("fold %d of run %s is being concluded by another process", fold.version, fold.run)
+            log.info("fold %d of run %s is being concluded by another process", fold.version, fold.run)
 
     def _conclude(self, run: RunState, fold: Fold) -> None:
         plan = run.pending
         if plan is None or plan.version != fold.version:
             return  # concluded before, here or by another process
         if self._fold(run, plan) != fold:
-            _logger.warning("fold %d of run %s was planned twice; it is left as it is", fold.version, fold.run)
+            log.warning("fold %d of run %s was planned twice; it is left as it is", fold.version, fold.run)
             return
         run.publish_folded(plan)
         for stretch in plan.stretches:
@@ -299,7 +299,7 @@ class JournalFolder:
             if name not in run.journals and name not in self._missing:
                 self._missing.add(name)
                 path = self._storage.location(run.path(name))
-                _logger.error("%s was removed before it is known to be in the ledger: its rows may be lost", path)
+                log.error("%s was removed before it is known to be in the ledger: its rows may be lost", path)
         parts = ((join(folder, name), start, end) for name, start, end, _ in plan.stretches if name in run.journals)
         return Fold(run.name, plan.version, tuple(parts))
 
@@ -333,7 +333,7 @@ class JournalFolder:
         if extent.damaged and journal not in self._damaged:
             self._damaged.add(journal)
             path = self._storage.location(run.path(journal))
-            _logger.error("%s is damaged: frames behind byte %d are not read, and the file is kept", path, extent.end)
+            log.error("%s is damaged: frames behind byte %d are not read, and the file is kept", path, extent.end)
         if extent.has_rows:
             return Stretch(journal, position.end if position else 0, extent.end, extent.finished)
         if extent.finished or (not extent.damaged and _is_silent(run.journal_changed_at(journal), now)):

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from pairbus.domain.outcome import Head, Rows
-from pairbus.runtime import bounded_call as bounds
+from pairbus.runtime import bounded_call
 from pairbus.runtime.bounded_call import call_with_deadline
 
 from .frame_format import DATA, encode_frame
@@ -30,7 +30,7 @@ from .segments import SegmentFolder
 from .storage import split, storage_at
 from .storage_port import JournalWriter, Storage, StoredJournal
 
-_logger = logging.getLogger("pairbus.syphon.journal")
+log = logging.getLogger("pairbus.syphon.journal")
 
 SUFFIX = ".journal"
 
@@ -103,9 +103,9 @@ class Journal:
 def close_journal(journal: Journal, queue_index: int) -> None:
     """Close a journal, within a deadline. A failure is logged and changes nothing: the rows are durable."""
     try:
-        call_with_deadline(journal.close, bounds.JOURNAL_SECONDS, "pairbus-journal-end")
+        call_with_deadline(journal.close, bounded_call.JOURNAL_SECONDS, "pairbus-journal-end")
     except Exception as error:
-        _logger.warning(
+        log.warning(
             "the journal of queue %d could not be closed: %s; its rows are durable, and a later fold removes it",
             queue_index,
             error,

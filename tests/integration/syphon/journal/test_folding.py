@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -270,6 +271,17 @@ def test_a_journal_that_is_removed_after_the_listing_is_left_out(
     monkeypatch.setattr(LocalStorage, "read", read)
     fold_all(folder, ledger)
     assert ledger.numbers == [1]
+
+
+def test_a_fold_that_differs_from_the_plan_changes_nothing(root: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Another process may have planned the same version with other parts: its rows are not marked as folded."""
+    folder = begun(root, "a")
+    new_journal(root, "a").write(rows(1))
+    (fold,) = folder.plan()
+    folder.mark_folded(replace(fold, parts=()))
+    assert "was planned twice" in caplog.text
+    folder.mark_folded(replace(fold, version=fold.version + 1))
+    assert folder.plan() == [fold]
 
 
 def test_the_state_of_a_run_does_not_grow(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from pairbus.syphon.journal import process_mark
 from pairbus.syphon.journal import storage as storage_module
-from pairbus.syphon.journal.folding import SILENCE_SECONDS
+from pairbus.syphon.journal.folding import SILENCE_SECONDS, JournalFolder
 from pairbus.syphon.journal.storage import storage_at
 from tests.support.folding import MemoryLedger, age, begun, ended_process, fold_all, kill, new_journal
 from tests.support.journal_rows import mock_root, rows
@@ -95,6 +96,25 @@ def test_one_of_several_runs_folds_a_dead_one(tmp_path: Path) -> None:
     assert second.plan() == []
     (fold,) = first.plan()
     assert fold.run == "dead"
+
+
+def test_a_run_that_began_again_is_not_taken_for_finished(tmp_path: Path) -> None:
+    """A second start with the same name removes the mark of the end."""
+    root = str(tmp_path)
+    begun(root, "b").finish()
+    begun(root, "b")
+    new_journal(root, "b").write(rows(1))
+    assert begun(root, "a").plan() == []
+
+
+def test_a_clock_that_is_ahead_takes_no_run_for_dead(tmp_path: Path) -> None:
+    """The times of files are compared with the time of a file that was just written, not with this machine's clock."""
+    root = str(tmp_path)
+    begun(root, "b")
+    new_journal(root, "b").write(rows(1))
+    journals = JournalFolder(root, clock=lambda: time.time() + 10 * SILENCE_SECONDS)
+    journals.begin("a", None)
+    assert journals.plan() == []
 
 
 @pytest.mark.parametrize("killed", ["a", "z"])

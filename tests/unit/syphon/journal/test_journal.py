@@ -21,7 +21,7 @@ from pairbus.domain.outcome import Head, Rows
 from pairbus.syphon.journal import journal as journal_module
 from pairbus.syphon.journal import storage as storage_module
 from pairbus.syphon.journal.frame_format import END_FRAME
-from pairbus.syphon.journal.journal import open_journal, read_journal
+from pairbus.syphon.journal.journal import find_journal, open_journal, read_journal, read_rows
 from pairbus.syphon.journal.row_format import SCHEMA
 from pairbus.syphon.journal.storage import join, split, storage_at
 from tests.support.journal_rows import HEAD, mock_root, numbers, only_file, rows
@@ -202,14 +202,17 @@ def test_a_prepared_journal_without_rows_leaves_no_file(
     assert (numbers(part.table), part.finished, part.torn) == ([1, 2], True, False)
 
 
+@pytest.mark.parametrize("operation", ["write", "fsync"])
 @pytest.mark.parametrize("kind", ["disk", "mount"])
-def test_preparing_a_journal_finds_a_full_disk(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preparing_a_journal_finds_a_full_disk(
+    kind: str, operation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It raises an OSError that names the path. Test data that was written in part is never read as rows."""
     if kind == "mount":
         monkeypatch.setattr(storage_module, "WHOLE_FILE_MOUNTS", (f"{tmp_path}/",))
     journal = open_journal(str(tmp_path), HEAD)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", failing(os.write, errno.ENOSPC, half=True))
+        patch.setattr(os, operation, failing(getattr(os, operation), errno.ENOSPC, half=operation == "write"))
         with pytest.raises(OSError, match=re.escape(str(tmp_path))) as raised:
             journal.prepare()
     assert raised.value.errno == errno.ENOSPC
@@ -319,6 +322,42 @@ def test_a_segment_is_read_once_it_is_whole(cut: int, tmp_path: Path, monkeypatc
     (folder / "00000002.seg").write_bytes(whole)
     part = read_journal(str(folder), part.end)
     assert (numbers(part.table), part.end, part.torn) == ([2], 2, False)
+
+
+def test_a_journal_that_lost_bytes_after_it_was_measured_is_logged(
+    root: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its rows were durable: the rest is read, and the log names the file. A missing journal is an error."""
+    journal = open_journal(root, HEAD)
+    journal.write(rows(1))
+    journal.write(rows(2))
+    (path,) = journals_in(root)
+    storage, name = storage_at(root), split(path)[1]
+    end = read_journal(path).end
+    assert [numbers(batch) for batch in read_rows(storage, name, 0, end)] == [[1], [2]]
+    assert caplog.text == ""
+    last = name if storage.is_file(name) else f"{name}/00000002.seg"
+    storage.put(last, storage.read(last)[:-1])
+    assert [numbers(batch) for batch in read_rows(storage, name, 0, end)] == [[1]]
+    assert storage.location(last) in caplog.text
+    storage.delete(last)
+    storage.delete_folder(name)
+    with pytest.raises(FileNotFoundError):
+        list(read_rows(storage, name, 0, end))
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_journal_that_is_not_finished_keeps_later_segments(finished: bool) -> None:
+    """A segment may be written after the listing. Only a finished journal is deleted as a whole."""
+    root = mock_root()
+    journal = open_journal(root, HEAD)
+    journal.write(rows(1))
+    (path,) = journals_in(root)
+    storage, name = storage_at(root), split(path)[1]
+    stored = find_journal(storage, name)
+    journal.write(rows(2))
+    stored.delete(finished=finished)
+    assert [each.name for each in storage.files(name)] == ([] if finished else ["00000002.seg"])
 
 
 def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
