@@ -17,7 +17,8 @@ from pairbus.domain.outcome import Head, Rows
 from pairbus.syphon.drain import drain_pass as passes
 from pairbus.syphon.drain import empty_check as silence
 from pairbus.syphon.drain.drain import Drain, DrainOptions
-from pairbus.syphon.journal.journal import SCHEMA, open_journal, read_journal
+from pairbus.syphon.journal.journal import open_journal, read_journal
+from pairbus.syphon.journal.row_format import SCHEMA
 from tests.support.backlog import Backlog, Remembering, encoded, numbered
 from tests.support.pairing import Pair
 from tests.support.process_fixtures import administer
