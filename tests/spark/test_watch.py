@@ -324,7 +324,7 @@ class TestOnce:
 
     def test_empty_is_done(self, clock: Clock) -> None:
         """Every queue was emptied, or has nothing but what is held back; that is told, summed up by destination."""
-        once = Once((0, 1), clock)
+        once = Once(clock)
         held = QueueSummary(1, received=3, held=3, empty=True, held_for=(Held("orders", "busy", 3),))
         more = QueueSummary(0, received=2, held=2, empty=True, held_for=(Held("orders", "busy", 2),))
         assert once.is_done(summary({0: 2, 1: 3}, more, held))
@@ -332,13 +332,13 @@ class TestOnce:
 
     def test_a_budget_that_is_over_is_not_the_end(self, clock: Clock) -> None:
         """A queue that was left with messages is drained again."""
-        once = Once((0,), clock)
+        once = Once(clock)
         assert not once.is_done(summary({0: 10}, QueueSummary(0, received=5, delivered=5)))
         assert once.is_done(summary({0: 0}, QueueSummary(0, received=10, delivered=10, empty=True)))
 
     def test_errors_that_persist_end_it(self, clock: Clock) -> None:
         """An error is tried again once; after a second batch that moved nothing it is told, queue by queue."""
-        once = Once((0,), clock)
+        once = Once(clock)
         failed = QueueSummary(0, error="the primary is not there")
         assert not once.is_done(summary({0: 10}, failed))
         assert once.is_done(summary({0: 10}, failed))
@@ -347,7 +347,7 @@ class TestOnce:
 
     def test_what_another_has_locked_is_waited_for(self, clock: Clock) -> None:
         """A killed run leaves its messages locked for a minute: not an error, unless it takes much longer."""
-        once = Once((0,), clock)
+        once = Once(clock)
         nothing = QueueSummary(0, empty=True)
         for _ in range(9):
             assert not once.is_done(summary({0: 10}, nothing))
@@ -359,7 +359,7 @@ class TestOnce:
 
     def test_somebody_who_goes_on_parking_does_not_keep_it(self, clock: Clock) -> None:
         """What was there is drained; a queue that is filled all the time was emptied twice, and that will do."""
-        once = Once((0,), clock)
+        once = Once(clock)
         emptied = QueueSummary(0, received=5, delivered=5, empty=True)
         assert not once.is_done(summary({0: 2}, emptied))
         assert once.is_done(summary({0: 2}, emptied))
@@ -367,7 +367,7 @@ class TestOnce:
 
     def test_depths_that_nobody_knows(self, clock: Clock) -> None:
         """If the secondary did not say what is left, what the drain says counts."""
-        once = Once((0, 1), clock)
+        once = Once(clock)
         assert not once.is_done(summary({0: None, 1: None}, QueueSummary(0, empty=True), QueueSummary(1, delivered=1)))
         assert once.is_done(summary({0: None, 1: None}, QueueSummary(0, empty=True), QueueSummary(1, empty=True)))
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pairbus.domain.outcome import Held, QueueSummary, held_over, out_of_reach
+from pairbus.domain.outcome import Held, QueueSummary, held_over
 from pairbus.errors import PairbusError
-from pairbus.syphon.drain.lock_tracking import OUT_OF_REACH_SECONDS
+from pairbus.syphon.drain.completion import CompletionTracker
 
 #: What is summed up over the queues, in a log's line and in `query.lastProgress.observedMetrics["pairbus"]`.
 COUNTS = ("received", "delivered", "dead_lettered", "held", "in_doubt", "bytes", "operations")
-#: How many batches in a row may bring nothing home and end with errors.
-_FRUITLESS = 2
 
 
 class SyphonError(PairbusError):
@@ -60,77 +57,36 @@ class BatchSummary:
 
 
 class Once:
-    """Watches batch after batch until what was there has left the backlog, or until it is plain that it cannot be
-    emptied. A queue is done with when it was seen empty but for what is held back, or twice empty before more came, or
-    when as many messages have left it as were there at first."""
+    """The batches of a run-once syphon, judged by a `CompletionTracker`, and the error or the result they end in."""
 
-    def __init__(self, queues: Sequence[int], clock: Callable[[], float] = time.monotonic) -> None:
-        self._queues = queues
-        self._clock = clock
-        self._moved_at = clock()
-        self._fruitless = 0
-        #: How often a queue was emptied, how many messages were there first, and how many have left it since: somebody
-        #: may be filling it all the time.
-        self._emptied: Counter[int] = Counter()
-        self._there: dict[int, int] = {}
-        self._moved: Counter[int] = Counter()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tracker = CompletionTracker(clock)
         self._last: BatchSummary | None = None
-        #: Whether no further batch is needed, or would help.
+        #: True once no further batch is needed, or none would help.
         self.is_over = False
         self._trouble: list[str] = []
 
     def is_done(self, summary: BatchSummary) -> bool:
-        """Whether no further batch is needed, or would help."""
-        self.is_over = self._is_done(summary)
+        """Take in a batch; return True if no further batch is needed, or none would help."""
+        self._last = summary
+        self.is_over = self._tracker.observe(summary.queues, summary.before, summary.after)
+        if self._tracker.has_given_up:
+            self._trouble = [f"queue {index}: {why}" for index, why in self._tracker.unfinished.items()]
         return self.is_over
 
-    def _is_done(self, summary: BatchSummary) -> bool:
-        self._last = summary
-        if summary.moved:
-            self._moved_at = self._clock()
-        self._fruitless = self._fruitless + 1 if summary.errors and not summary.moved else 0
-        for queue in summary.queues:
-            if (before := summary.before.get(queue.queue_index)) is not None:
-                self._there.setdefault(queue.queue_index, before)
-            self._moved[queue.queue_index] += queue.delivered + queue.dead_lettered
-            if queue.empty and queue.received and queue.error is None:
-                self._emptied[queue.queue_index] += 1
-        errors = summary.errors
-        left = {queue.queue_index: self._left(queue, summary) for queue in summary.queues}
-        left = {index: why for index, why in left.items() if why is not None}
-        if not left:
-            return True
-        if self._fruitless >= _FRUITLESS or (not errors and self._clock() - self._moved_at > OUT_OF_REACH_SECONDS):
-            self._trouble = [f"queue {index}: {why}" for index, why in left.items()]
-            return True
-        return False
-
-    def _left(self, queue: QueueSummary, summary: BatchSummary) -> str | None:
-        """Why a queue is not done with; nothing if it is."""
-        if queue.error is not None:
-            return queue.error
-        if queue.queue_index not in summary.after:
-            return None
-        depth = summary.after[queue.queue_index]
-        there = self._there.get(queue.queue_index)
-        if there is not None and 0 < there <= self._moved[queue.queue_index]:
-            return None
-        if queue.empty and ((depth is not None and depth <= queue.held) or self._emptied[queue.queue_index] > 1):
-            return None
-        if depth is None:
-            return "nobody could say how many messages are left" if not queue.empty else None
-        return out_of_reach(depth, queue.held) or "it was not seen empty"
-
     def found_empty(self) -> None:
-        """Nothing is there any more, not even what was held back: another syphon was quicker."""
+        """Note that the backlog holds nothing, not even held messages: another syphon has drained it."""
         self._last, self.is_over = None, True
 
     def give_up(self, why: str) -> None:
-        """It cannot be done."""
+        """Note a reason for which the backlog cannot be emptied."""
         self._trouble = [why]
 
     def result(self) -> tuple[Held, ...]:
-        """What is held back in the backlog, by destination and reason; raises if more than that is left."""
+        """Return the held messages, counted by destination and reason.
+
+        Raises `SyphonError` if the run has given up.
+        """
         if self._trouble:
             raise SyphonError("the backlog could not be emptied: " + "; ".join(self._trouble))
         return held_over(self._last.queues if self._last is not None else ())

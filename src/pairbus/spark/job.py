@@ -267,7 +267,7 @@ class Syphon:
             self._begin()
             self._end()
             return ()
-        once = Once(self.config.queues)
+        once = Once()
         self._judge = once.is_done
         self._longest_pause = 10.0
         query = self.start(depths)

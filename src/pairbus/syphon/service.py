@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pairbus.domain.outcome import Head, Held, QueueSummary, held_over, out_of_reach
+from pairbus.domain.outcome import Head, Held, QueueSummary, held_over
 from pairbus.errors import PairbusError
 from pairbus.options import Namespace, refuse_same
 from pairbus.runtime import bounded_call as bounds
@@ -23,8 +23,9 @@ from pairbus.runtime.bounded_call import aside, within
 from pairbus.runtime.redaction import describe_error
 
 from .depths import Depths, backlog_depths, none_exists_text, warn_of, warn_of_wear
+from .drain.completion import CompletionTracker
 from .drain.drain import Drain, DrainOptions
-from .drain.lock_tracking import LONGEST_LOCK, OUT_OF_REACH_SECONDS
+from .drain.lock_tracking import LONGEST_LOCK
 from .journal.folding import JournalFolder
 from .journal.journal import close_journal, open_journal
 from .journal.storage import join
@@ -37,8 +38,6 @@ log = logging.getLogger("pairbus.syphon")
 #: The longest pause after rounds that brought nothing home.
 _LONGEST_PAUSE = 120.0
 _GLANCE_SECONDS = 5.0
-#: How many rounds may find something, if somebody goes on parking.
-_ROUNDS = 3
 #: While it goes on for ever, a round is this long at the most, so that no queue waits for another's million.
 _ROUND_SECONDS = 60.0
 
@@ -61,12 +60,6 @@ class Round:
     def is_empty(self) -> bool:
         """Whether nothing is left but what is held back."""
         return all(each.empty for each in self.queues)
-
-    def out_of_reach(self, depths: Depths) -> dict[int, str]:
-        """The queues that have more messages than are held back, and how many."""
-        held = {each.queue_index: each.held for each in self.queues}
-        told = {index: out_of_reach(depth or 0, held.get(index, 0)) for index, depth in depths.by_index.items()}
-        return {index: why for index, why in told.items() if why is not None}
 
     def with_errors(self, errors: Mapping[int, str]) -> Round:
         """The same, with what is in the way of these queues."""
@@ -178,20 +171,16 @@ class Service:
             if depths.none_exists:
                 raise PairbusError(none_exists_text(depths, self._secondary, self._primary.name))
             options = replace(self._options, budget=None)
-            done = self._round(depths, options, only_these=True)
-            ends, busy = time.monotonic() + OUT_OF_REACH_SECONDS, 1
-            # Empty is what the service says, not what a receiver finds: another may have messages locked.
+            done = last = self._round(depths, options, only_these=True)
+            tracker = CompletionTracker()
+            # The service's count decides, not a receiver that finds nothing: another receiver may hold locks.
             while done.is_empty and not done.errors and not self._stop.is_set():
-                depths = self._told()
-                left = done.out_of_reach(depths)
-                if not left or busy > _ROUNDS:  # whoever goes on parking does not keep it from ending
-                    break
-                if time.monotonic() > ends:
-                    return done.with_errors(left)
+                before, depths = depths, self._told()
+                if tracker.observe(last.queues, before.by_index, depths.by_index):
+                    return done.with_errors(tracker.unfinished)
                 self._stop.wait(_GLANCE_SECONDS)
-                following = self._round(depths, options, only_these=True)
-                busy += following.moved > 0
-                done = done.followed_by(following)
+                last = self._round(depths, options, only_these=True)
+                done = done.followed_by(last)
             return done
         finally:
             self._end()

@@ -10,6 +10,7 @@ import pytest
 
 from pairbus.syphon import service
 from pairbus.syphon.depths import backlog_depths, warn_of
+from pairbus.syphon.drain import completion
 from pairbus.syphon.drain.drain import DrainOptions
 from tests.integration.syphon.test_service import config_of, drain, draining
 from tests.support.backlog import Backlog, numbered
@@ -63,7 +64,7 @@ def test_what_stays_out_of_reach_is_an_error(
 ) -> None:
     """Whoever has it: it is not said to be empty."""
     monkeypatch.setattr(service, "_GLANCE_SECONDS", 0.1)
-    monkeypatch.setattr(service, "OUT_OF_REACH_SECONDS", 0.5)
+    monkeypatch.setattr(completion, "OUT_OF_REACH_SECONDS", 0.5)
     park_many(backlog, pair.queue(), numbered(5))
     take_and_die(backlog, 5)
     made = service.Service(

@@ -13,7 +13,7 @@ class Judged:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.once = Once([0], clock=lambda: self.now)
+        self.once = Once(clock=lambda: self.now)
         self._batches = 0
 
     def batch(self, queue: QueueSummary, before: int | None, after: int | None) -> bool:
