@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from pairbus.config.syphon_config import SyphonConfig
 from pairbus.domain.backlog import queue_path
-from pairbus.domain.outcome import Held
+from pairbus.domain.outcome import HeldCount
 from pairbus.errors import ConfigError, OptionError, PairbusError
 from pairbus.localbus.auth import DEFAULT_KEY_NAME
 from pairbus.spark import Ledger, Syphon, SyphonError, syphon, verify
@@ -308,7 +308,7 @@ class TestContinuous:
         assert pauses[:3] == [1, 2, 4]
         assert told[:4] == [False, True, True, True]  # what it begins with, then the pauses
         assert job.last_batch is not None
-        assert job.last_batch.queues[0].held_for == (Held("orders", "com.microsoft:server-busy", 3),)
+        assert job.last_batch.queues[0].held_for == (HeldCount("orders", "com.microsoft:server-busy", 3),)
 
     def test_only_queues_with_messages_are_connected_to(
         self, backlog: Backlog, started: Callable[..., Syphon], tmp_path: Path

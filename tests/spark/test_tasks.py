@@ -12,7 +12,7 @@ import pytest
 from pyspark import TaskContext
 
 from pairbus.config.syphon_config import SyphonConfig
-from pairbus.domain.outcome import Head, Held, QueueSummary
+from pairbus.domain.outcome import Head, HeldCount, QueueSummary
 from pairbus.spark import drain_task as tasks
 from pairbus.spark.drain_task import Drain, DrainTask
 from pairbus.spark.signals import KillMark, StopMark
@@ -30,7 +30,8 @@ class Recorder:
     def __call__(self, **given: Any) -> QueueSummary:
         self.given.append(given)
         given["journal"].write(row(1))
-        return QueueSummary(given["queue_index"], received=3, delivered=1, held=2, held_for=(Held("a", "busy", 2),))
+        held = (HeldCount("a", "busy", 2),)
+        return QueueSummary(given["queue_index"], received=3, delivered=1, held=2, held_for=held)
 
 
 class Context:

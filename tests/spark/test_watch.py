@@ -16,7 +16,7 @@ import requests
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from pairbus.domain.backlog import queue_path
-from pairbus.domain.outcome import Held, QueueSummary
+from pairbus.domain.outcome import HeldCount, QueueSummary
 from pairbus.errors import PairbusError
 from pairbus.spark.batch_summary import BatchSummary, Once, SyphonError
 from pairbus.spark.source import BacklogReader, BacklogSource, DepthWatch, Note, QueuePartition
@@ -325,10 +325,10 @@ class TestOnce:
     def test_empty_is_done(self, clock: Clock) -> None:
         """Every queue was emptied, or has nothing but what is held back; that is told, summed up by destination."""
         once = Once(clock)
-        held = QueueSummary(1, received=3, held=3, empty=True, held_for=(Held("orders", "busy", 3),))
-        more = QueueSummary(0, received=2, held=2, empty=True, held_for=(Held("orders", "busy", 2),))
+        held = QueueSummary(1, received=3, held=3, empty=True, held_for=(HeldCount("orders", "busy", 3),))
+        more = QueueSummary(0, received=2, held=2, empty=True, held_for=(HeldCount("orders", "busy", 2),))
         assert once.is_done(summary({0: 2, 1: 3}, more, held))
-        assert once.result() == (Held("orders", "busy", 5),)
+        assert once.result() == (HeldCount("orders", "busy", 5),)
 
     def test_a_budget_that_is_over_is_not_the_end(self, clock: Clock) -> None:
         """A queue that was left with messages is drained again."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pairbus.config.syphon_config import SyphonConfig
 from pairbus.domain.backlog import told_queues
 from pairbus.errors import OptionError, PairbusError
-from pairbus.syphon.drain.relaxed_gc import seldom_collected
+from pairbus.syphon.drain.relaxed_gc import relaxed_gc
 from pairbus.syphon.service import Round, Service, service_for
 
 _COULD_NOT, _USAGE_ERROR = 1, 2
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    with seldom_collected():
+    with relaxed_gc():
         if options.continuous:
             service.forever()
             code = 0

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pairbus.domain.outcome import Held, QueueSummary, held_over
+from pairbus.domain.outcome import HeldCount, QueueSummary, held_over
 from pairbus.errors import PairbusError
 from pairbus.syphon.drain.completion import CompletionTracker
 
@@ -82,7 +82,7 @@ class Once:
         """Note a reason for which the backlog cannot be emptied."""
         self._trouble = [why]
 
-    def result(self) -> tuple[Held, ...]:
+    def result(self) -> tuple[HeldCount, ...]:
         """Return the held messages, counted by destination and reason.
 
         Raises `SyphonError` if the run has given up.

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from pairbus.config.syphon_config import SyphonConfig
-from pairbus.domain.outcome import Head, Held, QueueSummary
+from pairbus.domain.outcome import Head, HeldCount, QueueSummary
 from pairbus.syphon.drain.drain import DrainOptions, drain_queue
 from pairbus.syphon.journal.journal import close_journal, open_journal
 
@@ -133,6 +133,6 @@ _BLIND = pa.schema([("blind", pa.string())])
 def summary_of(row: Any) -> QueueSummary:
     """A row of the summary frame, as it was before it travelled."""
     told = row.asDict(recursive=True)
-    held = tuple(Held(**each) for each in told.pop("held_for") or ())
+    held = tuple(HeldCount(**each) for each in told.pop("held_for") or ())
     del told["depth"], told["tick"]
     return QueueSummary(**told, held_for=held)

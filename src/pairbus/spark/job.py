@@ -28,7 +28,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pairbus.config.syphon_config import SyphonConfig
-from pairbus.domain.outcome import Held, Outcome
+from pairbus.domain.outcome import HeldCount, Outcome
 from pairbus.errors import OptionError, PairbusError
 from pairbus.options import Namespace, refuse_same
 from pairbus.runtime.redaction import describe_error
@@ -250,7 +250,7 @@ class Syphon:
 
     # --- until it is empty -------------------------------------------------------------------------------
 
-    def run_once(self, stop: Callable[[], bool] = never) -> tuple[Held, ...]:
+    def run_once(self, stop: Callable[[], bool] = never) -> tuple[HeldCount, ...]:
         """Drain until every queue is empty but for messages that their destinations do not take; those are returned.
 
         Raises `SyphonError` if it cannot be done, or if `stop` says so before it is; what was moved until then is in

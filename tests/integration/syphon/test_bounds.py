@@ -10,8 +10,8 @@ import pytest
 
 from pairbus.syphon.amqp.connection import Connection
 from pairbus.syphon.amqp.link import LinkError, Receiver, Sender
-from pairbus.syphon.drain.drain_pass import Pass
-from pairbus.syphon.drain.in_flight import Moving
+from pairbus.syphon.drain.drain_pass import DrainPass
+from pairbus.syphon.drain.in_flight import InFlightMessage
 from tests.support.backlog import Backlog, encoded, numbered
 from tests.support.pairing import Pair
 
@@ -30,13 +30,13 @@ class Watch:
         self.most_bytes = 0
         #: What the backlog said of settlements that came too late.
         self.locks_lost: list[str] = []
-        self._kept: list[Moving] = []
+        self._kept: list[InFlightMessage] = []
 
     def asked(self, receiver: Receiver) -> None:
         self.credits.append(receiver.credit)
         self.most_messages = max(self.most_messages, receiver.credit + len(receiver.unsettled()))
 
-    def came(self, message: Moving) -> None:
+    def came(self, message: InFlightMessage) -> None:
         self._kept = [each for each in (*self._kept, message) if each.message]
         self.most_bytes = max(self.most_bytes, sum(len(each.message) for each in self._kept))
 
@@ -49,25 +49,25 @@ class Watch:
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     """Sees what the drains of a test ask for, get and give back."""
     made = Watch()
-    allow, on_message, on_confirmed = Receiver.allow, Pass.on_message, Pass.on_confirmed
+    allow, on_message, on_confirmed = Receiver.allow, DrainPass.on_message, DrainPass.on_confirmed
 
     def allowed(self: Receiver, more: int) -> None:
         allow(self, more)
-        if isinstance(self._events, Pass):
+        if isinstance(self._events, DrainPass):
             made.asked(self)
 
-    def came(self: Pass, delivery: Any, raw: bytes) -> Moving:
+    def came(self: DrainPass, delivery: Any, raw: bytes) -> InFlightMessage:
         message = on_message(self, delivery, raw)
         made.came(message)
         return message
 
-    def confirmed(self: Pass, message: Moving, state: int, error: LinkError | None) -> None:
+    def confirmed(self: DrainPass, message: InFlightMessage, state: int, error: LinkError | None) -> None:
         made.confirmed(error)
         on_confirmed(self, message, state, error)
 
     monkeypatch.setattr(Receiver, "allow", allowed)
-    monkeypatch.setattr(Pass, "on_message", came)
-    monkeypatch.setattr(Pass, "on_confirmed", confirmed)
+    monkeypatch.setattr(DrainPass, "on_message", came)
+    monkeypatch.setattr(DrainPass, "on_confirmed", confirmed)
     return made
 
 

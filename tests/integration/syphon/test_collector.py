@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pairbus.syphon.drain.relaxed_gc import seldom_collected
+from pairbus.syphon.drain.relaxed_gc import relaxed_gc
 from tests.support.backlog import Backlog, encoded
 from tests.support.pairing import Pair
 
@@ -24,7 +24,7 @@ def test_it_looks_seldom_and_then_as_before() -> None:
     gc.set_threshold(700, 11, 12)
 
     def fail() -> None:
-        with seldom_collected():
+        with relaxed_gc():
             assert gc.get_threshold()[0] == 200_000
             assert gc.isenabled()
             raise ZeroDivisionError
@@ -41,7 +41,7 @@ def test_who_has_said_more_is_left_alone(threshold: int) -> None:
     if not threshold:
         gc.disable()
     try:
-        with seldom_collected():
+        with relaxed_gc():
             assert gc.get_threshold() == (threshold or 700, 10, 10)
             assert gc.isenabled() == bool(threshold)
     finally:

@@ -208,14 +208,14 @@ def test_many_destinations_that_take_nothing_starve_no_others(
         pair.primary.faults.quota_exceeded(name)
     backlog.put(*(park(encoded("m"), name, "id-of-park", None) for name in names))
     delivered: list[int] = []
-    run = passes.Pass.run
+    run = passes.DrainPass.run
 
-    async def counted(self: passes.Pass) -> str | None:
+    async def counted(self: passes.DrainPass) -> str | None:
         error = await run(self)
         delivered.append(self._drain.delivered)
         return error
 
-    monkeypatch.setattr(passes.Pass, "run", counted)
+    monkeypatch.setattr(passes.DrainPass, "run", counted)
     summary = backlog.drain(budget=None, answer_timeout=25.0)
     assert (delivered[0], summary.held, summary.error) == (20, 110, None)
     assert [pair.arrived(name) for name in names[110:]] == [1] * 20
@@ -353,7 +353,7 @@ def test_the_longest_path_is_a_path(pair: Pair, backlog: Backlog) -> None:
 def test_what_is_no_message_at_all(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch, raw: bytes) -> None:
     """Whatever the service gives, the drain goes on, and it is to be dead-lettered. (localbus takes no such bytes.)"""
     monkeypatch.setattr(completion, "ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr(passes, "_FAREWELL_SECONDS", 0.2)
+    monkeypatch.setattr(passes, "CONFIRM_SECONDS", 0.2)
     queue = pair.queue()
     with Peer(gives=[raw, park(encoded("other", id="other"), queue, "id")]) as peer:
         backlog.drain(

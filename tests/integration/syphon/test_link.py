@@ -635,7 +635,7 @@ def test_a_backlog_that_does_not_say_whether_it_is_empty_is_not_called_empty(
     """A service that is silent when asked has not said that nothing is there."""
     monkeypatch.setattr(owed, "LONGEST_LOCK", 0.5)  # what it may have sent is waited for
     monkeypatch.setattr(completion, "ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr(passes, "_FAREWELL_SECONDS", 0.2)
+    monkeypatch.setattr(passes, "CONFIRM_SECONDS", 0.2)
     with Peer() as peer:
         summary = backlog.drain(secondary=peer.namespace, budget=60.0)
     assert not summary.empty
@@ -645,7 +645,7 @@ def test_a_backlog_that_does_not_say_whether_it_is_empty_is_not_called_empty(
 def test_a_service_that_settles_by_itself(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message whose lock the service ends without being asked arrives, and is in doubt: nobody confirms the rest."""
     monkeypatch.setattr(completion, "ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr(passes, "_FAREWELL_SECONDS", 0.2)
+    monkeypatch.setattr(passes, "CONFIRM_SECONDS", 0.2)
     queue = pair.queue()
     parked = [park(each, queue, "id") for each in numbered(5)]
     pair.primary.faults.latency(0.1, queue)

@@ -21,7 +21,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 
 from pairbus.syphon.drain import drain_pass as passes
-from pairbus.syphon.drain.flow_control import LockClock
+from pairbus.syphon.drain.flow_control import ServiceClock
 from pairbus.syphon.journal.journal import read_journal
 from tests.support.backlog import Backlog, InBackground, Remembering, encoded
 from tests.support.counting import (
@@ -48,8 +48,8 @@ Background = Callable[..., InBackground]
 @pytest.fixture(autouse=True)
 def short_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks of these tests last two seconds: what was left locked comes back soon."""
-    monkeypatch.setattr(LockClock, "RANGE", (1.0, 60.0))
-    monkeypatch.setattr(passes, "_FAREWELL_SECONDS", 1.0)
+    monkeypatch.setattr(ServiceClock, "RANGE", (1.0, 60.0))
+    monkeypatch.setattr(passes, "CONFIRM_SECONDS", 1.0)
 
 
 class Trouble:

@@ -48,7 +48,7 @@ def test_a_drain_of_what_is_there_ends(
     queue = pair.queue()
     backlog.park(queue, *numbered(100))
     with parking(pair, backlog, queue):
-        summary = in_background(lambda: backlog.drain(budget=None, there=100)).result()
+        summary = in_background(lambda: backlog.drain(budget=None, goal=100)).result()
     assert summary.delivered >= 100
     assert (summary.empty, summary.error) == (True, None)
     assert set(pair.bodies(queue)) >= {f"m{number}" for number in range(100)}
@@ -63,7 +63,7 @@ def test_what_is_held_keeps_no_drain_going_because_others_flow(
     backlog.park(well, *numbered(5))
     pair.primary.faults.busy(ill)
     with parking(pair, backlog, well):
-        summary = in_background(lambda: backlog.drain(budget=None, there=10)).result()
+        summary = in_background(lambda: backlog.drain(budget=None, goal=10)).result()
     assert summary.delivered >= 5
     assert (summary.held, summary.empty, summary.error) == (5, True, None)
 
@@ -74,7 +74,7 @@ def test_what_is_held_is_tried_again_while_that_helps(pair: Pair, backlog: Backl
     backlog.park(ill, *numbered(20))
     backlog.park(well, *numbered(5))
     pair.primary.faults.busy(ill, count=1)
-    summary = backlog.drain(budget=60.0, there=25)
+    summary = backlog.drain(budget=60.0, goal=25)
     assert (summary.delivered, summary.held, summary.empty) == (25, 0, True)
 
 

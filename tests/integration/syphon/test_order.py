@@ -19,7 +19,7 @@ from pairbus.syphon.drain import destination as destinations
 from pairbus.syphon.drain import drain_pass as passes
 from pairbus.syphon.drain import flow_control as pace
 from pairbus.syphon.drain.drain import DrainOptions
-from pairbus.syphon.drain.drain_pass import Pass
+from pairbus.syphon.drain.drain_pass import DrainPass
 from tests.support.backlog import Backlog, Remembering, encoded
 from tests.support.counting import (
     arrivals,
@@ -41,7 +41,7 @@ def transfers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     send, send_batch = Sender.send, Sender.send_batch
 
     def one(self: Sender, message: bytes, context: Any) -> None:
-        if isinstance(context, destinations.Moving):
+        if isinstance(context, destinations.InFlightMessage):
             carried.append(1)
         send(self, message, context)
 
@@ -266,7 +266,7 @@ def test_a_destination_that_is_dropped_in_the_middle(pair: Pair, backlog: Backlo
 def test_a_backlog_that_is_dropped_in_the_middle(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages that stay locked by the link that was lost are waited for: nothing of their sessions overtakes them,
     and the queue is not said to be empty before they came."""
-    monkeypatch.setattr(pace.LockClock, "RANGE", (1.0, 60.0))
+    monkeypatch.setattr(pace.ServiceClock, "RANGE", (1.0, 60.0))
     queue = pair.queue()
     parked = in_sessions(10, 30) + [encoded("x", id=f"free-{number}") for number in range(20)]
     park_many(backlog, queue, parked, lock_duration=timedelta(seconds=5))
@@ -377,24 +377,24 @@ class Fates:
 
     def __init__(self) -> None:
         self.fates: dict[int, str] = {}
-        self.arrived: list[destinations.Moving] = []
+        self.arrived: list[destinations.InFlightMessage] = []
 
-    def _is(self, message: destinations.Moving, fate: str) -> None:
+    def _is(self, message: destinations.InFlightMessage, fate: str) -> None:
         assert message.sequence not in self.fates, f"{message.sequence} was {self.fates[message.sequence]}"
         self.fates[message.sequence] = fate
 
-    def accepted(self, message: destinations.Moving) -> None:
+    def accepted(self, message: destinations.InFlightMessage) -> None:
         self._is(message, "accepted")
         self.arrived.append(message)
 
-    def refused(self, message: destinations.Moving, reason: str, description: str) -> None:
+    def refused(self, message: destinations.InFlightMessage, reason: str, description: str) -> None:
         self._is(message, "refused")
 
-    def held(self, message: destinations.Moving, destination: destinations.Destination) -> None:
+    def held(self, message: destinations.InFlightMessage, destination: destinations.Destination) -> None:
         assert destination.held_for is not None
         self._is(message, "held")
 
-    def doubtful(self, message: destinations.Moving, why: str) -> None:
+    def doubtful(self, message: destinations.InFlightMessage, why: str) -> None:
         self._is(message, "in doubt")
 
 
@@ -419,7 +419,7 @@ def test_a_destination_by_its_laws(steps: list[Any], pace_limit: int, last: str)
     made_pace.limit = pace_limit
     made = destinations.Destination("q", "q", FakeHost(), made_pace, fates)  # type: ignore[arg-type]
     made._sender = sender  # type: ignore[assignment]
-    taken: list[destinations.Moving] = []
+    taken: list[destinations.InFlightMessage] = []
 
     def answer(context: Any, said: str) -> None:
         if said == "accepted":
@@ -431,7 +431,7 @@ def test_a_destination_by_its_laws(steps: list[Any], pace_limit: int, last: str)
 
     for kind, one, other in steps:
         if kind == "take":
-            message = destinations.Moving(None, other)
+            message = destinations.InFlightMessage(None, other)
             message.sequence, message.session, message.size = len(taken), one, other
             message.message, message.ends_at = b"x" * other, 100.0
             taken.append(message)
@@ -469,7 +469,7 @@ def test_a_destination_by_its_laws(steps: list[Any], pace_limit: int, last: str)
 _AGAIN = ("held", "in doubt")
 
 
-def destination_with(*messages: destinations.Moving) -> tuple[destinations.Destination, FakeSender, Fates]:
+def destination_with(*messages: destinations.InFlightMessage) -> tuple[destinations.Destination, FakeSender, Fates]:
     """One whose link is open and has no credit yet; the messages wait for it."""
     fates, sender = Fates(), FakeSender()
     made = destinations.Destination("q", "q", FakeHost(), pace.Pace(1000), fates)  # type: ignore[arg-type]
@@ -480,9 +480,9 @@ def destination_with(*messages: destinations.Moving) -> tuple[destinations.Desti
     return made, sender, fates
 
 
-def moving(session: str | None = None, *, size: int = 600) -> destinations.Moving:
+def moving(session: str | None = None, *, size: int = 600) -> destinations.InFlightMessage:
     """A message, too large to share a batch, that may be sent for 60 seconds and is waited for until the 85th."""
-    message = destinations.Moving(None, size)
+    message = destinations.InFlightMessage(None, size)
     message.session, message.size = session, size
     message.ends_at, message.answer_by = 60.0, 85.0
     return message
@@ -616,7 +616,7 @@ async def test_after_a_standstill_what_has_come_is_read_before_it_is_missed() ->
     looked: list[float] = []
     destination = SimpleNamespace(look=lambda now, patience: looked.append(now))
     standing = beating([0.0, 20.0, 20.0, 20.1], _routes=SimpleNamespace(destinations=[destination]))
-    await asyncio.wait_for(Pass._beat(standing), 60)
+    await asyncio.wait_for(DrainPass._beat(standing), 60)
     assert looked == [20.1]
 
 
@@ -633,5 +633,5 @@ async def test_a_backlog_that_is_not_read_is_not_missed(
 
     times = [at for number in range(beats) for at in (number, number + 0.99)]  # one a second
     waiting = beating(times, _settling=5, _connection=Connection())
-    await asyncio.wait_for(Pass._beat(waiting), 60)
+    await asyncio.wait_for(DrainPass._beat(waiting), 60)
     assert (waiting._failed is not None) is failed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pairbus.domain.outcome import Held, QueueSummary
+from pairbus.domain.outcome import HeldCount, QueueSummary
 from pairbus.spark.batch_summary import BatchSummary, Once, SyphonError
 
 
@@ -33,7 +33,7 @@ def test_who_goes_on_parking_does_not_keep_it_from_ending() -> None:
 def test_dead_letters_have_left_the_backlog_too() -> None:
     """And held ones have not: they are listed when it ends."""
     judged = Judged()
-    held = (Held("ill", "busy", 5),)
+    held = (HeldCount("ill", "busy", 5),)
     assert not judged.batch(QueueSummary(0, received=9, delivered=2, dead_lettered=2, held=5, held_for=held), 5, 9)
     assert judged.batch(QueueSummary(0, received=9, delivered=1, held=5, held_for=held), 9, 9)
     assert judged.once.result() == held
