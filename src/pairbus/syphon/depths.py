@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pairbus.domain.backlog import PROPERTIES, queue_path, told_queues
 from pairbus.options import Namespace
-from pairbus.runtime.administration import administration_client, max_delivery_count
+from pairbus.runtime.administration import administration_client, list_queues
 
 log = logging.getLogger("pairbus.syphon")
 
@@ -116,13 +116,13 @@ def backlog_depths(
             while (wanted or indexes is None) and (end is None or at < end) and not is_last:
                 # Pages go by position: should a queue be deleted meanwhile, the next one begins a little earlier.
                 at -= _OVERLAP if at > start else 0
-                page = list(next(client.list_queues_runtime_properties(start_index=at).by_page(), ()))
+                page = list_queues(client, at)
                 pages, is_last = pages + 1, len(page) < _PAGE
                 for queue in page:
-                    name, depth = queue.name.lower(), int(queue.active_message_count or 0)
+                    name, depth = queue.name.lower(), queue.active_messages
                     if (index := wanted.pop(name, None)) is not None:
                         found[index] = depth
-                        if (times := max_delivery_count(queue) or _FOR_EVER) < _FOR_EVER:
+                        if (times := queue.max_delivery_count or _FOR_EVER) < _FOR_EVER:
                             given_out[index] = times
                         first = at if first is None else min(first, at)
                     elif name.startswith(prefix) and (number := name.removeprefix(prefix)).isdecimal():

@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pairbus.domain.conditions import OF_THE_MESSAGE, PATIENCE, Refusal, means
+from pairbus.domain.conditions import MAX_UNKNOWN_DELIVERIES, MESSAGE_CONDITIONS, Refusal, refusal_of
 from pairbus.syphon.amqp.link import ACCEPTED, ConnectionLost, LinkError, Sender, batch_head
 
 from .flow_control import SendWindow
@@ -169,9 +169,7 @@ class Destination:
             del self._sessions[queue.session]
         return sent
 
-    def _send_batch(
-        self, sender: Sender, messages: deque[Any], head: bytes, most: int, room: int, now: float
-    ) -> int:
+    def _send_batch(self, sender: Sender, messages: deque[Any], head: bytes, most: int, room: int, now: float) -> int:
         """Send the first message and as many behind it as fit into a batch with it; return how many were sent."""
         first: InFlightMessage = messages.popleft()
         if first.size > most:
@@ -259,17 +257,17 @@ class Destination:
             queue = self._sessions.setdefault(session, SessionQueue(session))
             queue.messages.extendleft(reversed(batch))
             self._waiting.appendleft(queue)
-        if self.hold_error is not None or means(error.condition) is Refusal.HOLD:
+        if self.hold_error is not None or refusal_of(error.condition) is Refusal.HOLD:
             self.fail(error)
         for message in batch:
             message.sent_alone = True
 
     def _message_refused(self, message: InFlightMessage, error: LinkError) -> None:
         """Hold a message back or dead-letter it, as the condition says."""
-        meaning = means(error.condition)
-        if meaning is Refusal.UNKNOWN:
-            meaning = Refusal.DEAD_LETTER if message.delivery_count >= PATIENCE else Refusal.HOLD
-        if meaning is Refusal.HOLD:
+        refusal = refusal_of(error.condition)
+        if refusal is Refusal.UNKNOWN:
+            refusal = Refusal.DEAD_LETTER if message.delivery_count >= MAX_UNKNOWN_DELIVERIES else Refusal.HOLD
+        if refusal is Refusal.HOLD:
             if self.hold_error is None:
                 self._window.refused()
                 self.hold_error = error
@@ -278,7 +276,7 @@ class Destination:
             return
         self._refuse(message, error)
         self._refused_on_link = True
-        if error.condition not in OF_THE_MESSAGE:
+        if error.condition not in MESSAGE_CONDITIONS:
             self.fail(error, for_good=_is_for_good(error))
         elif message.session is not None:
             self._resume_session(message.session)
@@ -315,8 +313,8 @@ class Destination:
             # The service ends links that are idle for ten minutes. The next message opens another, or shows the cause.
             self._opening, self._refused_on_link = None, False
             return
-        of_the_message = error.condition in OF_THE_MESSAGE
-        if isinstance(error, ConnectionLost) or not (of_the_message or means(error.condition) is Refusal.UNKNOWN):
+        of_the_message = error.condition in MESSAGE_CONDITIONS
+        if isinstance(error, ConnectionLost) or not (of_the_message or refusal_of(error.condition) is Refusal.UNKNOWN):
             self._doubt_unanswered(sender, error)
             self.fail(error, for_good=_is_for_good(error))
             return
@@ -325,7 +323,7 @@ class Destination:
         if unanswered == 1 and self._window.is_isolating and sender is not None and not self._refused_on_link:
             (message,) = sender.abandon_unanswered()
             self._in_flight = self._bytes_in_flight = 0
-            if of_the_message or message.delivery_count >= PATIENCE:
+            if of_the_message or message.delivery_count >= MAX_UNKNOWN_DELIVERIES:
                 self._refuse(message, error)
             else:
                 self._doubt([message], error)
@@ -373,4 +371,4 @@ class Destination:
 
 def _is_for_good(error: LinkError) -> bool:
     """Return True if no retry helps; a lost connection is never the destination's own fault."""
-    return not isinstance(error, ConnectionLost) and means(error.condition) is Refusal.DEAD_LETTER
+    return not isinstance(error, ConnectionLost) and refusal_of(error.condition) is Refusal.DEAD_LETTER

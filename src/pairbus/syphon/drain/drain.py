@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pairbus.domain.outcome import HeldCount, Outcome, QueueSummary
 from pairbus.errors import OptionError
 from pairbus.options import Namespace
-from pairbus.runtime.bounded_call import aside
+from pairbus.runtime.bounded_call import call_in_thread
 
 from .completion import DrainGoal
 from .drain_pass import DrainPass
@@ -308,7 +308,7 @@ class Drain:
         try:
             while True:
                 if asking is None and self._stop is not never:
-                    asking = asyncio.get_running_loop().create_task(aside(self._stop, "pairbus-stop"))
+                    asking = asyncio.get_running_loop().create_task(call_in_thread(self._stop, "pairbus-stop"))
                 began = time.monotonic()
                 seconds = _STOP_SECONDS if deadline is None else max(min(deadline - began, _STOP_SECONDS), 0.0)
                 if asking is not None and (await asyncio.wait([asking], timeout=seconds))[0]:

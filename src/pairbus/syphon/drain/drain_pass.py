@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pairbus.domain.backlog import queue_path
-from pairbus.domain.conditions import OF_THE_SYPHON
+from pairbus.domain.conditions import CREDENTIAL_CONDITIONS
 from pairbus.domain.cost import UNIT, operations_of
 from pairbus.domain.envelope import EnvelopeError, facts, message_id, restore
 from pairbus.domain.outcome import Outcome
@@ -361,7 +361,7 @@ class DrainPass:
 
     def held(self, message: InFlightMessage, destination: Destination) -> None:
         why = str(destination.hold_error)
-        if destination.hold_error is not None and destination.hold_error.condition in OF_THE_SYPHON:
+        if destination.hold_error is not None and destination.hold_error.condition in CREDENTIAL_CONDITIONS:
             self._drain.credential_refusals.add(why)
         self._hold(message, why)
 
@@ -419,9 +419,7 @@ class DrainPass:
         self._drain.operations += count
 
     def _on_journal_failed(self, error: BaseException) -> None:
-        self._end(
-            EndReason.JOURNAL_FAILED, f"the journal could not be written, so nothing more is settled: {error}"
-        )
+        self._end(EndReason.JOURNAL_FAILED, f"the journal could not be written, so nothing more is settled: {error}")
 
     def on_confirmed(self, message: InFlightMessage, state: int, error: LinkError | None) -> None:
         self._open -= 1
