@@ -131,14 +131,19 @@ class Destination:
         try:
             connection = await self._host.connection()
             await connection.authorize(self._host.token_path(self.path), timeout=self._host.timeout)
-            self._sender = await connection.sender(self.path, self, timeout=self._host.timeout)
+            sender = await connection.sender(self.path, self, timeout=self._host.timeout)
         except LinkError as error:
             self.fail(error, for_good=_is_for_good(error))
         except Exception as unforeseen:  # no other task sees it, and the messages must not wait for a link
             log.exception("no link could be opened to %s; its messages are held back in this pass", self.name)
             self.fail(LinkError(None, f"{type(unforeseen).__name__}: {unforeseen}"))
         else:
-            self.send_waiting()
+            self.attach(sender)
+
+    def attach(self, sender: Sender) -> None:
+        """Send over this link from now on."""
+        self._sender = sender
+        self.send_waiting()
 
     def send_waiting(self) -> None:
         """Send what credit and the send window allow."""
