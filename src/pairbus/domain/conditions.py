@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Meaning(Enum):
-    """What a failed send says about the entity."""
+    """The meaning of a failed send for its entity."""
 
     #: Counts towards failover.
     OUTAGE = "counts"
@@ -24,7 +24,7 @@ class Meaning(Enum):
 
 
 class Refusal(Enum):
-    """What the syphon does with a message that its destination refused."""
+    """The treatment of a message that its destination refused."""
 
     #: The message stays in the backlog, and its destination gets nothing more in this pass.
     HOLD = "hold"
@@ -133,7 +133,7 @@ MESSAGE_CONDITIONS = conditions_of(Subject.MESSAGE)
 
 
 def refusal_of(condition: str | None) -> Refusal:
-    """Return what the syphon does with a message refused with a condition.
+    """Return the treatment of a message that was refused with a condition.
 
     Without a condition, as after a lost connection, the message is held.
     """
