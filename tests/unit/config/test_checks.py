@@ -59,7 +59,7 @@ def test_a_word_like_a_known_one_is_suggested() -> None:
 def test_the_first_problem_is_raised() -> None:
     """Options are made one at a time, so one problem is enough; without problems nothing is raised."""
     checks.raise_first([])
-    with pytest.raises(OptionError, match="^first$"):
+    with pytest.raises(OptionError, match=r"^first$"):
         checks.raise_first(["first", "second"])
 
 
@@ -173,10 +173,14 @@ def test_what_is_no_host(given: Any) -> None:
 def test_a_label() -> None:
     """In lower case: paths of backlog queues contain it."""
     assert value(lambda problems: checks.label("Contoso-1.x_y", "name", problems)) == "contoso-1.x_y"
-    for given in ("", "a b", "a/b", "-a", "a-", "a" * 64, None, 5):
-        assert "must be a label such as contoso" in problem(
-            lambda problems, it=given: checks.label(it, "name", problems)
-        )
+
+
+@pytest.mark.parametrize("given", ["", "a b", "a/b", "-a", "a-", "a" * 64, None, 5])
+def test_what_is_no_label(given: Any) -> None:
+    """Blanks, slashes, marks at an end, and more than 63 characters."""
+    assert problem(lambda problems: checks.label(given, "name", problems)).startswith(
+        "name must be a label such as contoso"
+    )
 
 
 def test_indexes_below_the_most() -> None:
@@ -194,17 +198,17 @@ def test_a_local_folder(given: Any) -> None:
     assert value(lambda problems: checks.local_folder(given, "journal", problems)) is given
 
 
-def test_no_local_folder() -> None:
-    """None is allowed; a URI is refused, also one that `Path` has made a path of."""
+def test_no_folder_at_all() -> None:
+    """None is allowed."""
     assert value(lambda problems: checks.local_folder(None, "journal", problems)) is None
-    for given in ("s3://box/journal", Path("file:///tmp/journal"), "dbfs:/journal"):
-        assert "must be a folder of this machine" in problem(
-            lambda problems, it=given: checks.local_folder(it, "journal", problems)
-        )
-    for wrong in ("", 5):
-        assert "must be the path of a folder" in problem(
-            lambda problems, it=wrong: checks.local_folder(it, "journal", problems)
-        )
+
+
+@pytest.mark.parametrize("given", ["s3://box/journal", Path("file:///tmp/journal"), "dbfs:/journal", "", 5])
+def test_what_is_no_local_folder(given: Any) -> None:
+    """A URI is refused, also one that `Path` has made a path of."""
+    is_path = isinstance(given, (str, Path)) and str(given)
+    right = "a folder of this machine" if is_path else "the path of a folder"
+    assert f"must be {right}" in problem(lambda problems: checks.local_folder(given, "journal", problems))
 
 
 @pytest.mark.parametrize(
