@@ -1,9 +1,9 @@
-"""One table of AMQP error conditions: what each means for a sender, and for a message on its way home.
+"""The table of AMQP error conditions: their meaning for a sender, and for a message that the syphon moves back.
 
-A sender reads the first column: an outage counts towards failover, a busy service is tried again, a configuration
-error goes to the caller. The syphon reads the second: a message stays in the backlog while waiting may help, and is
-dead-lettered there when it cannot. The third column says which part is refused; a refused credential, for instance,
-is never the message's fault.
+The first column is the sender's: an outage counts towards failover, a busy service is tried again, a configuration
+error goes to the caller. The second is the syphon's: a message stays in the backlog while waiting may help, and is
+dead-lettered there when it cannot. The third names the refused part; a refused credential, for instance, is never the
+message's fault.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Refusal(Enum):
     HOLD = "hold"
     #: The message is dead-lettered in the backlog: no retry can succeed.
     DEAD_LETTER = "dead-letter"
-    #: The condition is not one that a sender should get: hold the message, dead-letter it if that happens repeatedly.
+    #: No sender should get the condition: the message is held, and dead-lettered if it is refused repeatedly.
     UNKNOWN = "unknown"
 
 
@@ -60,7 +60,7 @@ MAX_UNKNOWN_DELIVERIES = 10
 
 _OUTAGE = Condition(Meaning.OUTAGE, Refusal.HOLD)
 _BUSY = Condition(Meaning.BUSY, Refusal.HOLD)
-#: The entity is full or locked: an error for the caller of a send, and worth waiting for on the way home.
+#: The entity is full or locked: an error for the caller of a send; the syphon waits.
 _FULL = Condition(Meaning.CONFIGURATION, Refusal.HOLD)
 _CREDENTIAL = Condition(Meaning.CONFIGURATION, Refusal.HOLD, Subject.CREDENTIAL)
 _ENTITY = Condition(Meaning.CONFIGURATION, Refusal.DEAD_LETTER, Subject.ENTITY)

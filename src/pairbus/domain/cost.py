@@ -131,7 +131,7 @@ def forecast(
     if unused and poll_every is not None:
         lines.append(Line("receives of an idle syphon", queues * _times(unused, poll_every)))
     elif unused:
-        lines.append(Line("depths asked by an idle syphon (management)", _times(unused, ask_every), beyond=True))
+        lines.append(Line("depth queries of an idle syphon (management)", _times(unused, ask_every), beyond=True))
     return Forecast(tuple(lines), price_per_million)
 
 
