@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from pairbus.domain.backlog import PROPERTIES, queue_path, told_queues
+from pairbus.domain.backlog import PROPERTIES, format_indexes, queue_path
 from pairbus.options import Namespace
 from pairbus.runtime.administration import administration_client, list_queues
 
@@ -50,7 +50,7 @@ class Depths:
 def none_exists_text(depths: Depths, secondary: Namespace, primary_name: str) -> str:
     """What to say when not one of the wanted queues is there: an empty backlog is something else."""
     if depths.others:
-        asked, found = told_queues(sorted(depths.by_index)), told_queues(sorted(depths.others))
+        asked, found = format_indexes(sorted(depths.by_index)), format_indexes(sorted(depths.others))
         return f"{secondary.host} has no backlog queue {asked} of {primary_name}: there are {found}"
     return (
         f"{secondary.host} has no backlog queue {queue_path(primary_name, 0)}, nor any other of {primary_name}. Is "
@@ -67,7 +67,7 @@ def left_out_text(left_out: Mapping[int, int], primary_name: str) -> str:
 def warn_of_wear(depths: Depths, primary_name: str) -> None:
     """Say which queues give a message out only so often, if any."""
     for times in sorted(set(depths.given_out.values())):
-        those = told_queues([index for index, count in depths.given_out.items() if count == times])
+        those = format_indexes([index for index, count in depths.given_out.items() if count == times])
         log.warning(
             "backlog queue %s of %s has max_delivery_count=%d: a message that is held back is given out again with "
             "each try, and after so many the service dead-letters it by itself, without a row in the ledger; pairbus "
@@ -81,7 +81,7 @@ def warn_of(depths: Depths, secondary: Namespace, primary_name: str) -> None:
     if depths.none_exists:
         log.warning("%s", none_exists_text(depths, secondary, primary_name))
     elif depths.missing:
-        log.warning("%s has no backlog queue %s of %s", secondary.host, told_queues(depths.missing), primary_name)
+        log.warning("%s has no backlog queue %s of %s", secondary.host, format_indexes(depths.missing), primary_name)
     warn_of_wear(depths, primary_name)
     if depths.left_out:
         log.warning("%s", left_out_text(depths.left_out, primary_name))
