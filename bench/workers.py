@@ -138,9 +138,9 @@ def run_drain(config: SyphonConfig) -> dict[str, Any]:
 def run_task(config: SyphonConfig) -> dict[str, Any]:
     """What a task of the Spark job does with one queue, by the very function that Spark's worker calls."""
     from pairbus.spark.drain_task import DrainTask
-    from pairbus.spark.signals import StopMark
+    from pairbus.spark.signals import StopSignal
 
-    task = DrainTask(config, f"{config.journal}/run", StopMark(str(config.journal), "run"))
+    task = DrainTask(config, f"{config.journal}/run", StopSignal(str(config.journal), "run"))
     before = peak_kilobytes()
     ready()
     summary = task.summarise(0, None, 0, 1)

@@ -9,22 +9,22 @@ from pathlib import Path
 import pytest
 
 from pairbus.syphon import service
-from pairbus.syphon.depths import backlog_depths, warn_of
+from pairbus.syphon.depths import backlog_depths, log_warnings
 from pairbus.syphon.drain.drain import DrainOptions
-from tests.integration.syphon.test_service import config_of, drain, draining
 from tests.support.backlog import Backlog, numbered
 from tests.support.counting import park_many, take_and_die
+from tests.support.drain_command import drain, draining, write_config
 from tests.support.pairing import Pair, wait_until
 
 
 def test_a_backlog_that_is_not_there_is_not_empty(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
     """A name that no sender uses, a wrong secondary: code 1, and what may be wrong."""
-    code, out, err = drain(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "50-52")
+    code, out, err = drain(pair, "--config", str(write_config(pair, tmp_path)), "--queues", "50-52")
     assert (code, out) == (1, "")
     assert f"has no backlog queue {pair.name}/x-servicebus-transfer/0, nor any other of {pair.name}" in err
     assert "the senders use" in err
     backlog.make(2)
-    code, _, err = drain(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "50-52")
+    code, _, err = drain(pair, "--config", str(write_config(pair, tmp_path)), "--queues", "50-52")
     assert code == 1
     assert f"has no backlog queue 50-52 of {pair.name}: there are 2" in err
 
@@ -34,7 +34,7 @@ def test_queues_that_were_forgotten_are_told(pair: Pair, backlog: Backlog, tmp_p
     queue = pair.queue()
     backlog.park(queue, *numbered(3))
     backlog.park(queue, *numbered(5), index=2)
-    code, out, err = drain(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "0")
+    code, out, err = drain(pair, "--config", str(write_config(pair, tmp_path)), "--queues", "0")
     assert code == 0, err
     assert "queue 2: 5 messages, which [syphon] queues or --queues leaves out" in out
     assert "what was asked for of the backlog is empty" in out
@@ -45,7 +45,7 @@ def test_what_another_has_locked_is_not_empty(
     pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A killed process leaves its window locked: it is waited for, and then comes home too."""
-    monkeypatch.setattr(service, "_GLANCE_SECONDS", 0.5)
+    monkeypatch.setattr(service, "_LOCKED_PAUSE_SECONDS", 0.5)
     queue = pair.queue()
     # Long enough for what comes after it to be settled in time, also where the machine stalls for a while.
     park_many(backlog, queue, numbered(5), lock_duration=timedelta(seconds=12))
@@ -62,7 +62,7 @@ def test_what_stays_out_of_reach_is_an_error(
     pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever has it: it is not said to be empty."""
-    monkeypatch.setattr(service, "_GLANCE_SECONDS", 0.1)
+    monkeypatch.setattr(service, "_LOCKED_PAUSE_SECONDS", 0.1)
     monkeypatch.setattr(service, "OUT_OF_REACH_SECONDS", 0.5)
     park_many(backlog, pair.queue(), numbered(5))
     take_and_die(backlog, 5)
@@ -80,7 +80,7 @@ def test_one_namespace_is_no_pair(
     """A primary that is its own secondary, by whatever reference: refused before a message is touched."""
     monkeypatch.setenv("PAIRBUS_TEST_OTHER", pair.secondary.connection_string)
     backlog.park(pair.queue(), *numbered(2))
-    text = config_of(pair, tmp_path).read_text()
+    text = write_config(pair, tmp_path).read_text()
     same = tmp_path / "same.toml"
     same.write_text(text.replace("PAIRBUS_TEST_PRIMARY", "PAIRBUS_TEST_OTHER"))
     code, _, err = drain(pair, "--config", str(same))
@@ -99,7 +99,7 @@ def test_one_namespace_is_no_pair(
 def test_a_journal_that_is_nowhere(pair: Pair, backlog: Backlog, tmp_path: Path, place: str, said: str) -> None:
     """A URI that means no storage: code 2 and one line, whether the configuration or the storage's library finds it."""
     backlog.park(pair.queue(), *numbered(2))
-    path = config_of(pair, tmp_path)
+    path = write_config(pair, tmp_path)
     path.write_text(path.read_text().replace(str(tmp_path / "journal"), place))
     code, out, err = drain(pair, "--config", str(path))
     assert (code, out) == (2, "")
@@ -111,7 +111,7 @@ def test_a_journal_that_is_nowhere(pair: Pair, backlog: Backlog, tmp_path: Path,
 def test_dead_letters_are_told_with_their_reason(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
     """By destination: who has misspelt a name sees it."""
     backlog.park("no-such-queue", *numbered(4))
-    code, out, err = drain(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "0")
+    code, out, err = drain(pair, "--config", str(write_config(pair, tmp_path)), "--queues", "0")
     assert (code, "4 dead-lettered" in out) == (0, True)
     assert "queue 0: 4 for no-such-queue go to its dead-letter queue (amqp:not-found: " in err
 
@@ -120,7 +120,7 @@ def test_a_primary_that_is_down_is_told_by_its_name(pair: Pair, backlog: Backlog
     """Not by the queue that could not be drained because of it."""
     backlog.park(pair.queue(), *numbered(2))
     pair.primary.kill()
-    code, out, _ = drain(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "0")
+    code, out, _ = drain(pair, "--config", str(write_config(pair, tmp_path)), "--queues", "0")
     assert code == 1
     assert f"the primary {pair.name} cannot be reached: 127.0.0.1" in out
     assert "no reason given" not in out
@@ -129,7 +129,7 @@ def test_a_primary_that_is_down_is_told_by_its_name(pair: Pair, backlog: Backlog
 def test_a_primary_that_is_down_beside_event_hubs(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
     """What waits for it is held back, for event hubs may be there still; but nobody is told that all is well."""
     backlog.park(pair.queue(), *numbered(2))
-    config = config_of(pair, tmp_path)
+    config = write_config(pair, tmp_path)
     config.write_text(config.read_text() + '\n[event_hubs]\nconnection = "env:PAIRBUS_TEST_SECONDARY"\nname = "hubs"\n')
     pair.primary.kill()
     code, out, err = drain(pair, "--config", str(config), "--queues", "0")
@@ -146,16 +146,16 @@ def test_a_queue_that_gives_messages_out_only_so_often_is_told(
     backlog.make(1)
     backlog.make(2, max_delivery_count=10)
     depths = backlog_depths(pair.secondary_namespace(), pair.name, [0, 1, 2])
-    assert depths.given_out == {0: 10, 2: 10}
-    warn_of(depths, pair.secondary_namespace(), pair.name)
+    assert depths.delivery_limits == {0: 10, 2: 10}
+    log_warnings(depths, pair.secondary_namespace(), pair.name)
     (said,) = caplog.messages
     assert said.startswith(f"backlog queue 0,2 of {pair.name} has max_delivery_count=10: ")
-    code, _, err = drain(pair, "--config", str(config_of(pair, tmp_path)))
+    code, _, err = drain(pair, "--config", str(write_config(pair, tmp_path)))
     assert (code, said in err) == (0, True)
 
 
 def test_queues_on_the_command_line_are_indexes(pair: Pair, tmp_path: Path) -> None:
-    code, _, err = drain(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "abc")
+    code, _, err = drain(pair, "--config", str(write_config(pair, tmp_path)), "--queues", "abc")
     assert code == 2
     assert '--queues must be indexes such as "0-4,7"' in err
 
@@ -164,7 +164,7 @@ def test_told_to_stop_before_it_is_empty(pair: Pair, backlog: Backlog, tmp_path:
     """Code 1: whoever waits for an empty backlog is told that it is not. What was moved has its row."""
     queue = pair.queue()
     backlog.park(queue, *numbered(200))
-    with draining(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "0", "--max-rate", "20") as command:
+    with draining(pair, "--config", str(write_config(pair, tmp_path)), "--queues", "0", "--max-rate", "20") as command:
         wait_until(lambda: pair.arrived(queue) > 0, 30)
         command.process.send_signal(signal.SIGTERM)
         code, out, err = command.result()
@@ -179,7 +179,7 @@ def test_a_journal_that_cannot_be_ended(pair: Pair, backlog: Backlog, tmp_path: 
     was delivered was delivered, and is told."""
     queue = pair.queue()
     backlog.park(queue, *numbered(40))
-    path = str(config_of(pair, tmp_path))
+    path = str(write_config(pair, tmp_path))
     with draining(pair, "--config", path, "--queues", "0", "--max-rate", "10", how) as command:
         wait_until(lambda: pair.arrived(queue) > 0, 30)
         (run,) = (tmp_path / "journal").iterdir()

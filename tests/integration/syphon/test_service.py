@@ -8,11 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import MISSING, fields
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,79 +22,18 @@ from pairbus.domain.outcome import Head, Outcome, QueueSummary
 from pairbus.errors import PairbusError
 from pairbus.localbus.auth import DEFAULT_KEY_NAME
 from pairbus.syphon import service as service_module
-from pairbus.syphon.depths import Depths
+from pairbus.syphon.depths import DepthQuery, Depths
 from pairbus.syphon.drain.drain import DrainOptions
 from pairbus.syphon.journal.folding import JournalFolder, read_parts
-from pairbus.syphon.journal.journal import open_journal, read_journal
+from pairbus.syphon.journal.journal import open_journal
 from pairbus.syphon.service import Round, Service, service_for
 from tests.support.backlog import Backlog, encoded, numbered
 from tests.support.counting import arrivals, park_many, take_and_die
+from tests.support.drain_command import drain, draining, journal_rows, write_config
 from tests.support.journal_rows import rows
 from tests.support.pairing import Pair, wait_until
 from tests.support.process_fixtures import with_key
-
-
-def journals(root: Path) -> list[dict[str, Any]]:
-    """All rows below a folder of journals."""
-    return [row for path in sorted(root.glob("*/*.journal")) for row in read_journal(str(path)).table.to_pylist()]
-
-
-def config_of(pair: Pair, folder: Path, queues: int = 3, more: str = "") -> Path:
-    path = folder / "pairbus.toml"
-    path.write_text(
-        f"""
-        [primary]
-        connection = "env:PAIRBUS_TEST_PRIMARY"
-        name = "{pair.name}"
-        ca_file = "{pair.primary.ca_file}"
-        [secondary]
-        connection = "env:PAIRBUS_TEST_SECONDARY"
-        name = "backup"
-        ca_file = "{pair.secondary.ca_file}"
-        [syphon]
-        queues = {queues}
-        {more}
-        [ledger]
-        journal = "{folder / "journal"}"
-        """
-    )
-    return path
-
-
-class Command:
-    """`pairbus drain` as a process of its own."""
-
-    def __init__(self, pair: Pair, *arguments: str) -> None:
-        secrets = {
-            "PAIRBUS_TEST_PRIMARY": pair.primary.connection_string,
-            "PAIRBUS_TEST_SECONDARY": pair.secondary.connection_string,
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "pairbus.cli", "drain", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **secrets},
-        )
-
-    def result(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=60)
-        return self.process.returncode, out, err
-
-
-@contextmanager
-def draining(pair: Pair, *arguments: str) -> Iterator[Command]:
-    command = Command(pair, *arguments)
-    try:
-        yield command
-    finally:
-        command.process.kill()
-        command.process.communicate()
-
-
-def drain(pair: Pair, *arguments: str) -> tuple[int, str, str]:
-    with draining(pair, *arguments) as command:
-        return command.result()
+from tests.support.unusual_config import identity, identity_of, options_in, unusual_config
 
 
 def test_pairbus_drain_empties_the_backlog(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
@@ -104,13 +41,13 @@ def test_pairbus_drain_empties_the_backlog(pair: Pair, backlog: Backlog, tmp_pat
     queue = pair.queue()
     for index in range(2):
         backlog.park(queue, *numbered(20), index=index)
-    code, out, err = drain(pair, "--config", str(config_of(pair, tmp_path)))
+    code, out, err = drain(pair, "--config", str(write_config(pair, tmp_path)))
     assert code == 0, err
     assert "queue 0: 20 delivered, 0 dead-lettered, 0 held back" in out
     assert "queue 2: does not exist" in out
     assert "the backlog is empty" in out
     assert pair.arrived(queue) == 40
-    rows = journals(tmp_path / "journal")
+    rows = journal_rows(tmp_path / "journal")
     assert len(rows) == 40
     assert {(row["namespace"], row["outcome"]) for row in rows} == {(pair.name, Outcome.DELIVERED.value)}
     assert {row["queue_index"] for row in rows} == {0, 1}
@@ -122,7 +59,7 @@ def test_pairbus_drain_lists_what_is_held_back(pair: Pair, backlog: Backlog, tmp
     queue = pair.queue()
     backlog.park(queue, *numbered(5))
     pair.primary.faults.quota_exceeded(queue)
-    code, out, err = drain(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "0")
+    code, out, err = drain(pair, "--config", str(write_config(pair, tmp_path)), "--queues", "0")
     assert code == 0, err
     assert f"held back in the backlog: 5 for {queue}: amqp:resource-limit-exceeded" in out
     assert backlog.depth() == 5
@@ -132,7 +69,7 @@ def test_pairbus_drain_with_a_wrong_key_is_no_success(pair: Pair, backlog: Backl
     """What the primary refuses because of the syphon's own key is held back, and the exit code tells."""
     queue = pair.queue()
     backlog.park(queue, *numbered(5))
-    config = config_of(pair, tmp_path, queues=1)
+    config = write_config(pair, tmp_path, queues=1)
     wrong = tmp_path / "primary"
     wrong.write_text(with_key(pair.primary.connection_string, DEFAULT_KEY_NAME, "d3Jvbmc="))
     config.write_text(config.read_text().replace("env:PAIRBUS_TEST_PRIMARY", f"file:{wrong}"))
@@ -146,7 +83,7 @@ def test_pairbus_drain_with_a_wrong_key_is_no_success(pair: Pair, backlog: Backl
 def test_pairbus_drain_that_could_not_says_why(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
     """Exit code 1 when the primary cannot be reached, and when the secondary cannot."""
     backlog.park(pair.queue(), *numbered(5))
-    config = str(config_of(pair, tmp_path))
+    config = str(write_config(pair, tmp_path))
     pair.primary.kill()
     code, out, _ = drain(pair, "--config", config, "--queues", "0")
     assert (code, backlog.depth()) == (1, 5)
@@ -159,12 +96,12 @@ def test_pairbus_drain_that_could_not_says_why(pair: Pair, backlog: Backlog, tmp
 
 def test_pairbus_drain_names_all_that_is_wrong_with_its_configuration(pair: Pair, tmp_path: Path) -> None:
     """Exit code 2; nothing is connected to."""
-    config = config_of(pair, tmp_path, more='late = "never"\n        task_budgt = 3')
+    config = write_config(pair, tmp_path, more='late = "never"\n        task_budgt = 3')
     code, _, err = drain(pair, "--config", str(config))
     assert code == 2
     assert "late" in err
     assert "task_budget" in err
-    config.write_text(config_of(pair, tmp_path).read_text().partition("[ledger]")[0])
+    config.write_text(write_config(pair, tmp_path).read_text().partition("[ledger]")[0])
     code, _, err = drain(pair, "--config", str(config))
     assert code == 2
     assert "[ledger] journal is missing" in err
@@ -177,7 +114,7 @@ def test_a_journal_that_cannot_be_written_is_found_before_a_message_is_touched(
     queue = pair.queue()
     backlog.park(queue, *numbered(5))
     (tmp_path / "journal").write_text("a file where a folder should be")
-    code, _, err = drain(pair, "--config", str(config_of(pair, tmp_path)))
+    code, _, err = drain(pair, "--config", str(write_config(pair, tmp_path)))
     assert code == 2
     assert str(tmp_path / "journal") in err
     assert pair.arrived(queue) == 0
@@ -190,14 +127,14 @@ def test_pairbus_drain_goes_on_until_it_is_told_to_stop(
     """What is parked while it runs comes home too; a signal ends it with exit code 0."""
     queue = pair.queue()
     backlog.make()
-    config = config_of(pair, tmp_path, queues=1, more="idle_poll_interval = 1")
+    config = write_config(pair, tmp_path, queues=1, more="idle_poll_interval = 1")
     with draining(pair, "--config", str(config), "--continuous") as command:
         for count in (5, 10):
             backlog.park(queue, *numbered(5))
             wait_until(lambda count=count: pair.arrived(queue) == count, 30)  # type: ignore[misc]
         command.process.send_signal(number)
         assert command.result()[0] == 0
-    assert len(journals(tmp_path / "journal")) == 10
+    assert len(journal_rows(tmp_path / "journal")) == 10
 
 
 @pytest.mark.parametrize("renewed", ["primary", "secondary"])
@@ -211,14 +148,14 @@ def test_a_key_that_is_renewed_is_found(pair: Pair, backlog: Backlog, tmp_path: 
         secrets[kind].write_text(bus.connection_string)
     right = secrets[renewed].read_text()
     secrets[renewed].write_text(with_key(right, DEFAULT_KEY_NAME, "d3Jvbmc="))
-    path = config_of(pair, tmp_path, queues=1)
+    path = write_config(pair, tmp_path, queues=1)
     text = path.read_text()
     for kind, file in secrets.items():
         text = text.replace(f"env:PAIRBUS_TEST_{kind.upper()}", f"file:{file}")
     path.write_text(text)
     rounds: list[Round] = []
     asked: list[int] = []
-    service = service_for(SyphonConfig.load(path), on_round=rounds.append, on_asked=asked.append)
+    service = service_for(SyphonConfig.load(path), on_round=rounds.append, on_query=asked.append)
     thread = threading.Thread(target=service.forever)
     thread.start()
     try:
@@ -239,12 +176,12 @@ def test_what_the_secondary_s_error_says_holds_no_secret(
     def fail(*_: Any) -> Depths:
         raise ConnectionError("refused: SharedAccessSignature sr=x&sig=SECRET1&skn=root, token=SECRET2")
 
-    monkeypatch.setattr(service_module, "backlog_depths", fail)
+    monkeypatch.setattr(DepthQuery, "run", fail)
     service = Service(pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path))
     with pytest.raises(PairbusError, match="ConnectionError: refused") as raised:
         service.once()
     service = Service(pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path))
-    monkeypatch.setattr(service, "_rest", lambda seconds: service.stop())
+    monkeypatch.setattr(service, "_pause", lambda seconds: service.stop())
     service.forever()
     assert "ConnectionError: refused" in caplog.text
     assert "SECRET" not in f"{raised.value} {caplog.text}"
@@ -291,8 +228,9 @@ def test_what_a_killed_service_has_locked_is_not_overtaken(pair: Pair, backlog: 
     queue = pair.queue()
     session = [encoded("x", id=f"m{number}", session="s") for number in range(6)]
     park_many(backlog, queue, session, lock_duration=timedelta(seconds=5))
-    begun = f"from pairbus.syphon.journal.folding import JournalFolder; JournalFolder({str(tmp_path)!r}).begin('killed', None)"
-    subprocess.run([sys.executable, "-c", begun], check=True)
+    folding = "from pairbus.syphon.journal.folding import JournalFolder"
+    begin = f"JournalFolder({str(tmp_path)!r}).begin('killed', None)"
+    subprocess.run([sys.executable, "-c", f"{folding}; {begin}"], check=True)
     take_and_die(backlog, 4)
     service = Service(pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path))
     assert service.once().is_empty
@@ -308,7 +246,7 @@ def test_a_service_that_goes_on_asks_little_while_nothing_is_there(
     for index in range(3):
         backlog.make(index)
     service = Service(
-        pair.primary_namespace(), pair.secondary_namespace(), range(3), str(tmp_path), on_asked=asked.append
+        pair.primary_namespace(), pair.secondary_namespace(), range(3), str(tmp_path), on_query=asked.append
     )
 
     def rest(seconds: float) -> None:
@@ -318,7 +256,7 @@ def test_a_service_that_goes_on_asks_little_while_nothing_is_there(
         if len(pauses) == 5:
             service.stop()
 
-    monkeypatch.setattr(service, "_rest", rest)
+    monkeypatch.setattr(service, "_pause", rest)
     service.forever()
     assert len(asked) == 5
     assert asked[1:] == [1] * 4, "once it knows where its queues are, one page tells"
@@ -342,7 +280,7 @@ def test_a_service_rests_longer_while_nothing_is_brought_home(
         if pair.arrived(queue) == 3:
             service.stop()
 
-    monkeypatch.setattr(service, "_rest", rest)
+    monkeypatch.setattr(service, "_pause", rest)
     service.forever()
     assert pauses == [2.0, 4.0, 8.0, 1.0]
 
@@ -422,62 +360,24 @@ def test_a_journal_that_cannot_be_closed_for_want_of_a_thread(
 # --- from what was said to what is done ----------------------------------------------------------------------------
 
 
-def unusual_config(folder: Path, monkeypatch: pytest.MonkeyPatch) -> SyphonConfig:
-    """A configuration in which nothing is as it would be if nothing were said."""
-    mapping: dict[str, dict[str, Any]] = {}
-    for name in ("primary", "secondary", "event_hubs"):
-        reference = f"PAIRBUS_UNUSUAL_{name.upper()}"
-        host = name.replace("_", "-")
-        monkeypatch.setenv(
-            reference, f"Endpoint=sb://{host}.example/;SharedAccessKeyName=key-of-{host};SharedAccessKey=c2VjcmV0"
-        )
-        mapping[name] = {"connection": f"env:{reference}", "name": f"name-of-{host}"}
-    mapping["syphon"] = {
-        "queues": "1,3,8",
-        "late": "dead-letter",
-        "retry_interval": 3,
-        "idle_poll_interval": 45,
-        "task_budget": 77,
-        "window_messages": 123,
-        "window_bytes": 5 * 1024 * 1024,
-        "max_rate": 60,
-    }
-    mapping["ledger"] = {name: str(folder / name) for name in ("path", "checkpoint", "journal")}
-    config = SyphonConfig.from_mapping(mapping)
-    usual = [each.name for each in fields(config) if each.default is not MISSING]
-    assert [name for name in usual if getattr(config, name) == getattr(SyphonConfig, name)] == []
-    return config
-
-
-def options_in(config: SyphonConfig) -> dict[str, Any]:
-    """The options of a drain that a configuration says by the same name."""
-    names = {each.name for each in fields(DrainOptions)} & {each.name for each in fields(SyphonConfig)}
-    assert names >= {"window_messages", "window_bytes", "retry_interval", "late", "max_rate"}
-    return {name: getattr(config, name) for name in names}
-
-
-def identity(namespace: Namespace | None) -> tuple[str, str, str] | None:
-    """A namespace's host and name, and its key's name."""
-    return None if namespace is None else (namespace.host, namespace.name, namespace.credential.named_key.name)
-
-
-def identity_of(name: str) -> tuple[str, str, str]:
-    """That of a namespace of `unusual_config`."""
-    return f"{name}.example", f"name-of-{name}", f"key-of-{name}"
-
-
 class Drains:
     """Drains that only remember what they were made with, of queues that are as deep as a test says."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *depths: dict[int, int | None]) -> None:
         self.made: list[dict[str, Any]] = []
-        self.asked: list[tuple[Any, ...]] = []
+        self.queried: list[tuple[Any, ...]] = []
         self._depths = list(depths)
         monkeypatch.setattr(service_module, "Drain", self._make)
-        monkeypatch.setattr(service_module, "backlog_depths", self._ask)
+        monkeypatch.setattr(service_module, "DepthQuery", self._query)
 
-    def _ask(self, secondary: Namespace, primary_name: str, indexes: Any) -> Depths:
-        self.asked.append((secondary, primary_name, tuple(indexes)))
+    def _query(self, primary_name: str, indexes: Any) -> Any:
+        def run(secondary: Namespace) -> Depths:
+            return self._answer(secondary, primary_name, tuple(indexes))
+
+        return SimpleNamespace(primary_name=primary_name, run=run)
+
+    def _answer(self, secondary: Namespace, primary_name: str, indexes: tuple[int, ...]) -> Depths:
+        self.queried.append((secondary, primary_name, indexes))
         return Depths(self._depths.pop(0) if len(self._depths) > 1 else self._depths[0])
 
     def _make(
@@ -508,7 +408,7 @@ def test_a_service_drains_as_its_configuration_says(tmp_path: Path, monkeypatch:
     service = service_for(config, on_round=told.append)
     assert service.once().moved == 2
     assert [done.moved for done in told] == [2]
-    (secondary, primary_name, indexes), again = drains.asked
+    (secondary, primary_name, indexes), again = drains.queried
     assert again == (secondary, primary_name, indexes)
     assert (identity(secondary), primary_name) == (identity_of("secondary"), "name-of-primary")
     assert indexes == (1, 3, 8)
@@ -523,7 +423,7 @@ def test_a_service_drains_as_its_configuration_says(tmp_path: Path, monkeypatch:
         assert not made["stop"]()
     service.stop()
     assert all(made["stop"]() for made in drains.made)
-    written = journals(tmp_path / "journal")
+    written = journal_rows(tmp_path / "journal")
     assert [row["namespace"] for row in written] == ["name-of-primary"] * 2
     assert {row["queue_index"] for row in written} == {1, 3}
 
@@ -539,7 +439,7 @@ def test_a_service_rests_as_its_configuration_says(tmp_path: Path, monkeypatch: 
         if len(pauses) == 2:
             service.stop()
 
-    monkeypatch.setattr(service, "_rest", rest)
+    monkeypatch.setattr(service, "_pause", rest)
     service.forever()
     assert pauses == [3, 45]
     assert [made["options"].max_rate for made in drains.made] == [60 / 3] * 3
@@ -552,7 +452,7 @@ def test_a_service_without_event_hubs_and_without_a_limit(
     for role, bus in (("PRIMARY", pair.primary), ("SECONDARY", pair.secondary)):
         monkeypatch.setenv(f"PAIRBUS_TEST_{role}", bus.connection_string)
     drains = Drains(monkeypatch, {0: 1}, {0: 0})
-    service_for(SyphonConfig.load(config_of(pair, tmp_path))).once()
+    service_for(SyphonConfig.load(write_config(pair, tmp_path))).once()
     (made,) = drains.made
     assert (made["event_hubs"], made["options"].max_rate) == (None, None)
 
@@ -573,14 +473,14 @@ def test_a_pairing_syphons_as_its_options_say(pair: Pair, tmp_path: Path, monkey
     with pair_namespaces(primary, secondary, options, event_hubs=event_hubs) as bus:
         wait_until(lambda: pair.told("messages brought home"), 30)
         counted = bus.status().operations
-    assert drains.asked[0] == (secondary, primary.name, (0, 1, 2))
+    assert drains.queried[0] == (secondary, primary.name, (0, 1, 2))
     (made,) = drains.made
     assert made["primary"] is primary
     assert made["secondary"] is secondary
     assert made["event_hubs"] is event_hubs
     assert (made["queue_index"], made["options"].late, made["options"].retry_interval) == (2, "dead-letter", 5)
     assert made["stop"]()  # it was closed
-    assert [row["queue_index"] for row in journals(tmp_path)] == [2]
+    assert [row["queue_index"] for row in journal_rows(tmp_path)] == [2]
     assert counted["syphon"] == 3
 
 
@@ -601,7 +501,7 @@ def test_a_pairing_brings_its_own_messages_home(pair: Pair, tmp_path: Path) -> N
     (told,) = wait_until(lambda: pair.told("messages brought home"))
     assert (told.details["delivered"], told.details["errors"]) == (5, [])
     bus.close()
-    assert {row["message_id"] for row in journals(tmp_path)} == {f"m{number}" for number in range(5)}
+    assert {row["message_id"] for row in journal_rows(tmp_path)} == {f"m{number}" for number in range(5)}
 
 
 def test_a_faulted_half_takes_the_other_along_if_there_is_a_syphon(pair: Pair, tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_a_run_that_cannot_be_begun_or_ended_is_not_waited_for(
     try:
         assert service.once().moved == 3
         said = f"could not be ended in order: no answer within {PATIENCE:g} s"
-        assert service.not_ended == f"the journal {tmp_path} {said}"
+        assert service.journal_error == f"the journal {tmp_path} {said}"
         with pytest.raises(TimeoutError, match=f"no answer within {PATIENCE:g} s"):
             Service(pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path)).begin()
     finally:
@@ -209,8 +209,8 @@ def test_a_run_that_cannot_be_begun_or_ended_is_not_waited_for(
 
 _PROCESS = """
 import asyncio, threading
-from pairbus.syphon import bounds
-from pairbus.syphon.books import Writer
+from pairbus.runtime import bounded_call as bounds
+from pairbus.syphon.drain.journal_batcher import Writer
 
 class Silent:
     def prepare(self): threading.Event().wait()
