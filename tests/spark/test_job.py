@@ -249,7 +249,7 @@ class TestContinuous:
     def test_idle_costs_no_job(
         self, spark: SparkSession, pair: Pair, backlog: Backlog, started: Callable[..., Syphon]
     ) -> None:
-        """With an empty backlog no task runs. Messages parked later are found by the next depth query, and delivered."""
+        """With an empty backlog no task runs. The next depth query finds messages parked later."""
         queue = pair.queue()
         job = started(backlog.config(idle_poll_interval=1))
         wait_until(lambda: is_waiting(job), 120, lambda: job.query.status)
