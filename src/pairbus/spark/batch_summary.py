@@ -1,22 +1,19 @@
-"""Summaries of batches, and the rule that ends a run-once syphon."""
+"""Summaries of batches, and the end of a run-once syphon."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pairbus.domain.outcome import Held, QueueSummary, held_over, out_of_reach
+from pairbus.domain.outcome import Held, QueueSummary, held_over
 from pairbus.errors import PairbusError
-from pairbus.syphon.drain.lock_tracking import OUT_OF_REACH_SECONDS
+from pairbus.syphon.drain.completion import CompletionTracker
 
 #: Counts that are summed up over the queues, in the log and in `query.lastProgress.observedMetrics["pairbus"]`.
 COUNTS = ("received", "delivered", "dead_lettered", "held", "in_doubt", "bytes", "operations")
 #: Counts that a summary's text begins with.
 _SHOWN = ("delivered", "dead_lettered", "held", "in_doubt")
-#: Batches in a row with errors and without progress after which a run-once syphon gives up.
-_FRUITLESS_LIMIT = 2
 
 
 class SyphonError(PairbusError):
@@ -63,20 +60,10 @@ class BatchSummary:
 
 
 class RunOnceTracker:
-    """Decides after each batch whether a run-once syphon has drained what it found, or cannot.
-
-    A queue is drained when it is empty but for held messages, when it was emptied twice while more were parked, or when
-    as many messages have left it as it held at first.
-    """
+    """The batches of a run-once syphon, judged by a `CompletionTracker`, and the result or the error of the run."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._moved_at = clock()
-        self._fruitless = 0  # batches in a row
-        # By queue index: how often it was emptied, its first depth, and the messages that have left it since.
-        self._emptied: Counter[int] = Counter()
-        self._first_depth: dict[int, int] = {}
-        self._moved: Counter[int] = Counter()
+        self._completion = CompletionTracker(clock)
         self._last: BatchSummary | None = None
         self._obstacles: list[str] = []
         #: True if no further batch is needed, or none can make progress.
@@ -84,44 +71,11 @@ class RunOnceTracker:
 
     def is_done(self, summary: BatchSummary) -> bool:
         """Record a batch; return True if no further batch is needed, or none can make progress."""
-        self._record(summary)
-        obstacles = {queue.queue_index: self._obstacle(queue, summary) for queue in summary.queues}
-        obstacles = {index: text for index, text in obstacles.items() if text is not None}
-        gives_up = self._fruitless >= _FRUITLESS_LIMIT or (
-            not summary.errors and self._clock() - self._moved_at > OUT_OF_REACH_SECONDS
-        )
-        if obstacles and gives_up:
-            self._obstacles = [f"queue {index}: {text}" for index, text in obstacles.items()]
-        self.is_over = not obstacles or gives_up
-        return self.is_over
-
-    def _record(self, summary: BatchSummary) -> None:
         self._last = summary
-        if summary.moved:
-            self._moved_at = self._clock()
-        self._fruitless = self._fruitless + 1 if summary.errors and not summary.moved else 0
-        for queue in summary.queues:
-            if (before := summary.before.get(queue.queue_index)) is not None:
-                self._first_depth.setdefault(queue.queue_index, before)
-            self._moved[queue.queue_index] += queue.delivered + queue.dead_lettered
-            if queue.empty and queue.received and queue.error is None:
-                self._emptied[queue.queue_index] += 1
-
-    def _obstacle(self, queue: QueueSummary, summary: BatchSummary) -> str | None:
-        """Return why a queue is not drained yet; None if it is."""
-        index = queue.queue_index
-        if queue.error is not None:
-            return queue.error
-        if index not in summary.after:
-            return None
-        if 0 < self._first_depth.get(index, 0) <= self._moved[index]:
-            return None
-        depth = summary.after[index]
-        if queue.empty and ((depth is not None and depth <= queue.held) or self._emptied[index] > 1):
-            return None
-        if depth is None:
-            return None if queue.empty else "its depth is unknown"
-        return out_of_reach(depth, queue.held) or "it was not seen empty"
+        self.is_over = self._completion.observe(summary.queues, summary.before, summary.after)
+        if self._completion.has_given_up:
+            self._obstacles = [f"queue {index}: {reason}" for index, reason in self._completion.unfinished.items()]
+        return self.is_over
 
     def found_empty(self) -> None:
         """End the run: the backlog is empty, because another syphon has drained it."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pairbus.domain.outcome import Head, Held, QueueSummary, held_over, out_of_reach
+from pairbus.domain.outcome import Head, Held, QueueSummary, held_over
 from pairbus.errors import PairbusError
 from pairbus.options import Namespace, refuse_same
 from pairbus.runtime import bounded_call as bounds
@@ -25,8 +25,9 @@ from pairbus.runtime.redaction import describe_error
 
 from .backlog_monitor import BacklogMonitor
 from .depths import DepthQuery, Depths, log_delivery_limits, log_warnings, none_exists_text
+from .drain.completion import CompletionTracker
 from .drain.drain import Drain, DrainOptions
-from .drain.lock_tracking import LONGEST_LOCK, OUT_OF_REACH_SECONDS
+from .drain.lock_tracking import LONGEST_LOCK
 from .journal.folding import JournalFolder
 from .journal.journal import close_journal, open_journal
 from .journal.storage import join
@@ -40,8 +41,6 @@ log = logging.getLogger("pairbus.syphon")
 _LONGEST_PAUSE = 120.0
 #: Pause before the next round of `once` while another receiver has messages locked.
 _LOCKED_PAUSE_SECONDS = 5.0
-#: Rounds of `once` that may move messages before it ends although more were parked meanwhile.
-_ROUNDS = 3
 #: The longest round of `forever`, so that no queue waits until another's million messages are drained.
 _ROUND_SECONDS = 60.0
 
@@ -69,12 +68,6 @@ class Round:
     def is_empty(self) -> bool:
         """True if the queues hold nothing but held messages."""
         return all(each.empty for each in self.queues)
-
-    def out_of_reach(self, depths: Depths) -> dict[int, str]:
-        """Return queue index -> text for the queues that have more messages than are held."""
-        held = {each.queue_index: each.held for each in self.queues}
-        texts = {index: out_of_reach(depth or 0, held.get(index, 0)) for index, depth in depths.by_index.items()}
-        return {index: text for index, text in texts.items() if text is not None}
 
     def with_errors(self, errors: Mapping[int, str]) -> Round:
         """Return this round with these queues marked as not empty, each with its error."""
@@ -210,20 +203,16 @@ class Service:
             if depths.none_exists:
                 raise PairbusError(none_exists_text(depths, self._secondary, self._primary.name))
             options = replace(self._options, budget=None)
-            done = self._round(depths, options, only_these=True)
-            deadline, productive = time.monotonic() + OUT_OF_REACH_SECONDS, 1
+            done = last = self._round(depths, options, only_these=True)
+            tracker = CompletionTracker()
             # A receiver finds nothing in a queue whose messages another has locked: only the depth shows them.
             while done.is_empty and not done.errors and not self._stop.is_set():
-                depths = self._depths()
-                locked = done.out_of_reach(depths)
-                if not locked or productive > _ROUNDS:
-                    break
-                if time.monotonic() > deadline:
-                    return done.with_errors(locked)
+                before, depths = depths, self._depths()
+                if tracker.observe(last.queues, before.by_index, depths.by_index):
+                    return done.with_errors(tracker.unfinished)
                 self._stop.wait(_LOCKED_PAUSE_SECONDS)
-                following = self._round(depths, options, only_these=True)
-                productive += following.moved > 0
-                done = done.followed_by(following)
+                last = self._round(depths, options, only_these=True)
+                done = done.followed_by(last)
             return done
         finally:
             self._finish()

@@ -10,6 +10,7 @@ import pytest
 
 from pairbus.syphon import service
 from pairbus.syphon.depths import backlog_depths, log_warnings
+from pairbus.syphon.drain import completion
 from pairbus.syphon.drain.drain import DrainOptions
 from tests.support.backlog import Backlog, numbered
 from tests.support.counting import park_many, take_and_die
@@ -63,7 +64,7 @@ def test_what_stays_out_of_reach_is_an_error(
 ) -> None:
     """Whoever has it: it is not said to be empty."""
     monkeypatch.setattr(service, "_LOCKED_PAUSE_SECONDS", 0.1)
-    monkeypatch.setattr(service, "OUT_OF_REACH_SECONDS", 0.5)
+    monkeypatch.setattr(completion, "OUT_OF_REACH_SECONDS", 0.5)
     park_many(backlog, pair.queue(), numbered(5))
     take_and_die(backlog, 5)
     made = service.Service(

@@ -14,8 +14,8 @@ from azure.servicebus.management import EntityStatus
 from pairbus import OptionError
 from pairbus.domain.envelope import SESSION_ID, TIME_TO_LIVE, park
 from pairbus.domain.outcome import Head, Rows
+from pairbus.syphon.drain import completion
 from pairbus.syphon.drain import drain_pass as passes
-from pairbus.syphon.drain import empty_check as silence
 from pairbus.syphon.drain.drain import Drain, DrainOptions
 from pairbus.syphon.journal.journal import SCHEMA, open_journal, read_journal
 from tests.support.backlog import Backlog, Remembering, encoded, numbered
@@ -352,7 +352,7 @@ def test_the_longest_path_is_a_path(pair: Pair, backlog: Backlog) -> None:
 @pytest.mark.parametrize("raw", [b"no AMQP", b"\x00\x53\x75\xa0\xff", b"\x00\x53\x99\x40"])
 def test_what_is_no_message_at_all(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch, raw: bytes) -> None:
     """Whatever the service gives, the drain goes on, and it is to be dead-lettered. (localbus takes no such bytes.)"""
-    monkeypatch.setattr(silence, "_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(completion, "ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(passes, "_FAREWELL_SECONDS", 0.2)
     queue = pair.queue()
     with Peer(gives=[raw, park(encoded("other", id="other"), queue, "id")]) as peer:

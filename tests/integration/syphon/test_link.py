@@ -27,8 +27,8 @@ from pairbus.syphon.amqp import connection, tokens
 from pairbus.syphon.amqp.connection import Connection
 from pairbus.syphon.amqp.link import ACCEPTED, ConnectionLost, LinkError, batch_head
 from pairbus.syphon.amqp.tokens import Token, token_for
+from pairbus.syphon.drain import completion
 from pairbus.syphon.drain import drain_pass as passes
-from pairbus.syphon.drain import empty_check as silence
 from pairbus.syphon.drain import lock_tracking as owed
 from tests.integration.sending.test_credentials import Entra
 from tests.support.backlog import Backlog, Remembering, encoded, numbered
@@ -634,7 +634,7 @@ def test_a_backlog_that_does_not_say_whether_it_is_empty_is_not_called_empty(
 ) -> None:
     """A service that is silent when asked has not said that nothing is there."""
     monkeypatch.setattr(owed, "LONGEST_LOCK", 0.5)  # what it may have sent is waited for
-    monkeypatch.setattr(silence, "_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(completion, "ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(passes, "_FAREWELL_SECONDS", 0.2)
     with Peer() as peer:
         summary = backlog.drain(secondary=peer.namespace, budget=60.0)
@@ -644,7 +644,7 @@ def test_a_backlog_that_does_not_say_whether_it_is_empty_is_not_called_empty(
 
 def test_a_service_that_settles_by_itself(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message whose lock the service ends without being asked arrives, and is in doubt: nobody confirms the rest."""
-    monkeypatch.setattr(silence, "_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(completion, "ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(passes, "_FAREWELL_SECONDS", 0.2)
     queue = pair.queue()
     parked = [park(each, queue, "id") for each in numbered(5)]

@@ -8,12 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pairbus.domain.envelope import park
 from pairbus.syphon import service as service_module
-from pairbus.syphon.drain.completion import Reach
 from pairbus.syphon.drain.drain import DrainOptions
 from pairbus.syphon.service import Round, Service
 from tests.support.backlog import Backlog, InBackground, encoded, numbered
@@ -102,21 +99,3 @@ def test_a_service_that_runs_once_ends(
     assert done[0].errors == ()
     assert [(each.destination, each.count) for each in done[0].held] == [(ill, 3)]
     assert {f"m{number}" for number in range(50)} <= set(pair.bodies(well))
-
-
-@given(st.integers(1, 20), st.integers(0, 20), st.integers(1, 5))
-def test_a_drain_reaches_as_far_as_what_was_there(there: int, more: int, first: int) -> None:
-    """No message that was there is left behind, and what came after it is not waited for."""
-    reach = Reach(there)
-    numbers = range(first, first + there + more)
-    assert [reach.came(number) for number in numbers] == [at >= there - 1 for at in range(there + more)]
-    assert [reach.came(number) for number in numbers] == [at >= there - 1 for at in range(there + more)]  # a pass later
-    assert not reach.is_done([*numbers])
-    assert reach.is_done([*numbers])
-    assert reach.is_done(numbers[there:])
-
-
-def test_a_message_that_comes_again_is_counted_once() -> None:
-    """Given back and given out again in the same pass: the end of what was there is not reached by it."""
-    reach = Reach(3)
-    assert [reach.came(number) for number in (7, 8, 7, 8, 7, 9, 7)] == [False] * 5 + [True, False]

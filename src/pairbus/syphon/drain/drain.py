@@ -19,7 +19,7 @@ from pairbus.errors import OptionError
 from pairbus.options import Namespace
 from pairbus.runtime.bounded_call import aside
 
-from .completion import Reach
+from .completion import DrainGoal
 from .drain_pass import Pass
 from .flow_control import Pace, Rate
 from .in_flight import Moving
@@ -150,7 +150,7 @@ class Drain:
         self.owed = Owed()
         #: Whether the first message is yet to come, and what lies before it may be locked.
         self.suspects = options.after_a_kill
-        self.reach = None if options.there is None else Reach(options.there)
+        self.goal = None if options.there is None else DrainGoal(options.there)
         self._stop = stop
         #: Whether it is to end, by its budget or because somebody says so; whether somebody does.
         self.stopping = self._told = False
@@ -203,7 +203,7 @@ class Drain:
 
     def _would_not_help(self, moved: bool) -> bool:
         """Whether nothing is to be gained from another pass over a queue in which only what is held back is left."""
-        is_done = self.reach is not None and self.reach.is_done(self.held)
+        is_done = self.goal is not None and self.goal.pass_ended(self.held)
         return is_done or not moved or not self.held
 
     async def _why_no_journal(self, writer: Writer) -> str | None:
@@ -228,7 +228,7 @@ class Drain:
             self.owed.suspect(now, longest_lock)
             self.owed.has_sessions = False  # that is seen from now on
         self.owed.came(sequence)
-        return self.reach is not None and self.reach.came(sequence)
+        return self.goal is not None and self.goal.received(sequence)
 
     def left(self, message: Moving) -> None:
         """A message has left the backlog, and the backlog has confirmed it."""

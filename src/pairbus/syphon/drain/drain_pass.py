@@ -25,8 +25,8 @@ from pairbus.syphon.amqp.connection import Connection
 from pairbus.syphon.amqp.link import ConnectionLost, LinkError, Receiver
 
 from .blocked import Blocked
+from .completion import EmptyCheck
 from .destination import Destination
-from .empty_check import Silence
 from .flow_control import LockClock, Window
 from .held_messages import Held
 from .in_flight import Moving
@@ -72,7 +72,7 @@ class Pass:
         self._window = Window(options.window_messages, self._loop.time())
         self._books = Books(writer, self._settle, self._not_written)
         self._locks = LockClock()
-        self._silence = Silence(self._loop, self._turn)
+        self._empty_check = EmptyCheck(self._loop, self._turn)
         self._ending, self._ending_since = False, 0.0
         self._failed: str | None = None
         #: Whether it has come to the end of what it is to empty; whether nothing of that is left.
@@ -183,12 +183,12 @@ class Pass:
             return
         self._replenish()
         if self._moving:
-            self._silence.broken(now)
-        elif self._silence.is_overdue(now):
+            self._empty_check.moved(now)
+        elif self._empty_check.is_overdue(now):
             self._failed = self._failed or "the backlog did not say whether it is empty"
             self._finished.set()
-        elif self._silence.asked_at is None and receiver.credit:
-            self._silence.ask_in_time(receiver, now)
+        elif self._empty_check.asked_at is None and receiver.credit:
+            self._empty_check.ask_when_idle(receiver, now)
 
     @property
     def journal_failed(self) -> bool:
@@ -200,7 +200,7 @@ class Pass:
         return self._open - len(self._held)
 
     def on_drained(self, all_was_sent: bool) -> None:
-        asked = self._silence.answered()
+        asked = self._empty_check.answered()
         if self._ending:
             return
         if asked and all_was_sent and not self._moving:
@@ -213,9 +213,9 @@ class Pass:
         if now - self._ending_since > _ENDING_SECONDS:
             for destination in self._routes.destinations:
                 destination.failed(LinkError(None, "the syphon is to stop"))
-        if receiver.credit and self._silence.asked_at is None:
-            self._silence.ask(receiver, now)
-        if not self._moving and (not receiver.credit or self._silence.was_asked_long_ago(now)):
+        if receiver.credit and self._empty_check.asked_at is None:
+            self._empty_check.ask(receiver, now)
+        if not self._moving and (not receiver.credit or self._empty_check.is_unanswered(now)):
             self._finished.set()
 
     async def _say_goodbye(self, receiver: Receiver) -> None:
@@ -246,7 +246,7 @@ class Pass:
         await self._books.written()
 
     async def _close(self) -> None:
-        self._silence.end()
+        self._empty_check.close()
         if self._receiver is not None:
             left = [
                 (message.sequence, message.lane if message.outcome is None else None)
@@ -268,7 +268,7 @@ class Pass:
     def _replenish(self) -> None:
         """Let as much come as can be dealt with: by number, by bytes, and within the time of a lock."""
         receiver = self._receiver
-        if receiver is None or self._ending or self._is_through or self._silence.asked_at is not None:
+        if receiver is None or self._ending or self._is_through or self._empty_check.asked_at is not None:
             return
         window = self._window.size
         if self._mean_size:

@@ -16,8 +16,6 @@ Session = tuple[str, str]
 _MARGIN_SECONDS = 1.0
 #: As long as a lock of a backlog queue lasts; longer than nearly any other's.
 LONGEST_LOCK = 60.0
-#: How long messages may stay out of reach: a receiver that was killed leaves them locked for as long as that.
-OUT_OF_REACH_SECONDS = 90.0
 
 
 class Owed:
