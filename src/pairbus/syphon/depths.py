@@ -9,7 +9,7 @@ from typing import Any
 
 from pairbus.domain.backlog import PROPERTIES, queue_path, told_queues
 from pairbus.options import Namespace
-from pairbus.runtime.administration import administration_client, max_delivery_count
+from pairbus.runtime.administration import ListedQueue, administration_client, list_queues
 
 log = logging.getLogger("pairbus.syphon")
 
@@ -106,20 +106,20 @@ class _Listing:
         while (self._wanted or self._reads_all) and (end is None or position < end) and not is_last:
             # Pages go by position: if a queue was deleted meanwhile, the next page begins a little earlier.
             position -= _OVERLAP if position > start else 0
-            page = list(next(client.list_queues_runtime_properties(start_index=position).by_page(), ()))
+            page = list_queues(client, position)
             self.pages += 1
             is_last = len(page) < _PAGE
             for offset, queue in enumerate(page):
                 self._add(queue, position + offset)
             position += len(page)
 
-    def _add(self, queue: Any, position: int) -> None:
-        name, depth = queue.name.lower(), int(queue.active_message_count or 0)
+    def _add(self, queue: ListedQueue, position: int) -> None:
+        name, depth = queue.name.lower(), queue.active_messages
         index = self._wanted.pop(name, None)
         if index is not None:
             self.found[index] = depth
             self.first = position if self.first is None else min(self.first, position)
-            limit = max_delivery_count(queue) or _UNLIMITED
+            limit = queue.max_delivery_count or _UNLIMITED
             if limit < _UNLIMITED:
                 self.delivery_limits[index] = limit
         elif (other := self._index_of(name)) is not None and other not in self.found:  # found: on a page read again

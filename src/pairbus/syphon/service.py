@@ -20,7 +20,7 @@ from pairbus.errors import PairbusError
 from pairbus.options import Namespace, refuse_same
 from pairbus.runtime import bounded_call as bounds
 from pairbus.runtime.backoff import Backoff
-from pairbus.runtime.bounded_call import aside, within
+from pairbus.runtime.bounded_call import call_in_thread, call_with_deadline
 from pairbus.runtime.redaction import describe_error
 
 from .backlog_monitor import BacklogMonitor
@@ -175,7 +175,9 @@ class Service:
     def begin(self) -> None:
         """Register this run in the journal folder; raises OSError, before any message is taken, if it cannot."""
         if not self._begun:
-            within(bounds.JOURNAL_SECONDS, lambda: self._folder.begin(self._run, None), "pairbus-journal-begin")
+            call_with_deadline(
+                lambda: self._folder.begin(self._run, None), bounds.JOURNAL_SECONDS, "pairbus-journal-begin"
+            )
             if self._folder.after_a_kill:
                 self._locked_until = time.monotonic() + LONGEST_LOCK
                 log.info(
@@ -248,7 +250,7 @@ class Service:
     def _finish(self) -> None:
         """Mark the run as finished; an error is kept, because raising it would hide an earlier one."""
         try:
-            within(bounds.JOURNAL_SECONDS, self._folder.finish, "pairbus-journal-end")
+            call_with_deadline(self._folder.finish, bounds.JOURNAL_SECONDS, "pairbus-journal-end")
         except Exception as error:  # storage raises errors of its own kinds
             self.journal_error = f"the journal {self._folder.where} could not be ended in order: {error}"
 
@@ -324,7 +326,7 @@ class Service:
             return QueueSummary(index, seconds=time.monotonic() - started, error=f"{type(error).__name__}: {error}")
         finally:
             try:
-                await aside(lambda: close_journal(journal, index), "pairbus-journal-end")
+                await call_in_thread(lambda: close_journal(journal, index), "pairbus-journal-end")
             except RuntimeError as error:  # no more threads
                 log.warning("journal of queue %d not marked as finished: %s; its rows are durable", index, error)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pairbus.domain.outcome import Held, Outcome, QueueSummary
 from pairbus.errors import OptionError
 from pairbus.options import Namespace
-from pairbus.runtime.bounded_call import aside
+from pairbus.runtime.bounded_call import call_in_thread
 
 from .completion import DrainGoal
 from .drain_pass import Pass
@@ -285,7 +285,7 @@ class Drain:
         try:
             while True:
                 if asking is None and self._stop is not never:
-                    asking = asyncio.get_running_loop().create_task(aside(self._stop, "pairbus-stop"))
+                    asking = asyncio.get_running_loop().create_task(call_in_thread(self._stop, "pairbus-stop"))
                 left = _STOP_SECONDS if ends is None else max(min(ends - time.monotonic(), _STOP_SECONDS), 0.0)
                 looked = time.monotonic()
                 if asking is not None and (await asyncio.wait([asking], timeout=left))[0]:
