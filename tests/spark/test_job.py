@@ -24,7 +24,7 @@ from pairbus.domain.outcome import Held
 from pairbus.errors import ConfigError, OptionError, PairbusError
 from pairbus.localbus.auth import DEFAULT_KEY_NAME
 from pairbus.spark import Ledger, Syphon, SyphonError, syphon, verify
-from pairbus.spark.signals import ReaderNote
+from pairbus.spark.signals import ReaderNote, StopSignal
 from pairbus.syphon.peeking import backlog_sequence_numbers
 from tests.support import stand_ins
 from tests.support.pairing import Pair, wait_until
@@ -480,6 +480,15 @@ class TestRefused:
             syphon(spark, backlog.config())
         assert list(backlog.folder.rglob("*.sample")) == []
 
+    def test_a_journal_folder_that_cannot_be_written_to(self, spark: SparkSession, backlog: Backlog) -> None:
+        """A file in its place, for example: the error names the key of the configuration."""
+        backlog.config()
+        (backlog.folder / "file").write_text("not a folder")
+        mapping = backlog.mapping()
+        mapping["ledger"]["journal"] = str(backlog.folder / "file")
+        with pytest.raises(OptionError, match=r"\[ledger\] journal cannot be written to: "):
+            syphon(spark, SyphonConfig.from_mapping(mapping))
+
     def test_every_secret_that_is_missing(self, spark: SparkSession, backlog: Backlog) -> None:
         """One error names them all, those of the event hubs too: else every task would fail."""
         backlog.config()
@@ -541,6 +550,46 @@ def test_another_syphon_was_quicker(
     monkeypatch.setattr(job.ledger, "fold", late)
     assert job.run_once() == ()
     assert job.last_batch is None
+
+
+def test_a_reader_that_offers_no_batch_is_an_error(
+    spark: SparkSession, backlog: Backlog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run-once syphon gives up after a while; the cause is in the log of Spark's process."""
+    monkeypatch.setattr("pairbus.spark.job._IDLE_LIMIT_SECONDS", 2.0)
+    backlog.park({0: "orders"}, 3)
+    write = ReaderNote.write
+
+    def pausing(note: ReaderNote, path: Path) -> None:
+        write(replace(note, pause_until=time.time() + 60), path)
+
+    monkeypatch.setattr(ReaderNote, "write", pausing)
+    with pytest.raises(SyphonError, match="could not be emptied: no batch for 2 s: see the warnings of the reader"):
+        syphon(spark, backlog.config()).run_once()
+    assert backlog.depths()[0] == 3
+
+
+def test_a_stop_signal_that_cannot_be_written_is_a_warning(
+    backlog: Backlog,
+    started: Callable[..., Syphon],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The tasks end with their budget, and the stop waits for them."""
+    backlog.park({0: "orders"}, 1)
+    job = started(backlog.config(task_budget=600), drain=stand_ins.UntilStopped(tmp_path))
+    wait_until(lambda: (tmp_path / "begun-0").exists(), 60)
+    write = StopSignal.set
+
+    def write_and_fail(signal: StopSignal) -> None:
+        write(signal)  # else this test would last as long as the budget
+        raise OSError("the storage is unavailable")
+
+    monkeypatch.setattr(StopSignal, "set", write_and_fail)
+    job.stop()
+    assert "stop signal not written: the storage is unavailable; running tasks end with their budget" in caplog.text
+    assert job.last_batch is not None
 
 
 def test_no_secret_travels(
