@@ -143,7 +143,7 @@ class ClusterDrain:
         return self.folder / "ledger"
 
     def wait(self, what: Callable[[], Any], why: str) -> Any:
-        """Poll until a condition is true, and return its value; fail with the logs after a time-out or the job's end."""
+        """Poll until a condition is true, and return its value; fail with the logs on a time-out or the job's end."""
         job = self._submissions[-1]
         deadline = time.monotonic() + _LIMIT
         while not (found := what()):
