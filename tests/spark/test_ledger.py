@@ -142,7 +142,7 @@ class Killed(BaseException):
 def kill_at(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a fold end before or after one of its steps."""
     when, name = step.split()
-    owner: Any = {"write": Ledger, "folded": JournalFolder, "plan": JournalFolder}[name]
+    owner: Any = {"write": Ledger, "mark_folded": JournalFolder, "plan": JournalFolder}[name]
     attribute = {"write": "_fold"}.get(name, name)
     original: Callable[..., Any] = getattr(owner, attribute)
 
@@ -157,7 +157,9 @@ def kill_at(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
 class TestKills:
     """Folds that are killed between two steps: the next run folds the rest, once."""
 
-    @pytest.mark.parametrize("step", ["before plan", "after plan", "after write", "before folded", "after folded"])
+    @pytest.mark.parametrize(
+        "step", ["before plan", "after plan", "after write", "before mark_folded", "after mark_folded"]
+    )
     def test_every_row_once(
         self, ledger: Ledger, journals: JournalFolder, root: Path, monkeypatch: pytest.MonkeyPatch, step: str
     ) -> None:

@@ -182,7 +182,7 @@ class Syphon:
         if depths is not None:
             self._log_warnings(depths)
             self._notes.write(ReaderNote(depths=depths.by_index, queried_at=time.time()))
-        locked_until = time.time() + LONGEST_LOCK if self._journals.after_a_kill else 0.0
+        locked_until = time.time() + LONGEST_LOCK if self._journals.follows_killed_run else 0.0
         journals = join(self._places.journal, self.run)
         task = DrainTask(self.config, journals, self._stop_signal, self._drain, locked_until, self._kill_signal)
         drained = self._source.mapInArrow(task.run, SUMMARY)

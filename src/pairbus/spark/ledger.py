@@ -118,7 +118,7 @@ class Ledger:
         for fold in journals.plan():
             if fold.parts:
                 self._retry(partial(self._fold, fold))
-            journals.folded(fold)
+            journals.mark_folded(fold)
             parts += len(fold.parts)
         return parts
 

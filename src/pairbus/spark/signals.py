@@ -35,7 +35,7 @@ from .java_errors import root_cause
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pairbus.syphon.journal.storage import Place
+    from pairbus.syphon.journal.storage_port import Storage
 
 log = logging.getLogger("pairbus.syphon")
 
@@ -105,28 +105,28 @@ class _JournalFolderSignal:
     ending: ClassVar[str]
 
     def _write(self, text: str) -> None:
-        self._place().put(self._name, f"{text}\n".encode())
+        self._storage().put(self._name, f"{text}\n".encode())
 
     def _read(self) -> str | None:
         """Return the signal's text; None if it is not set."""
         try:
-            return self._place().read(self._name).decode()
+            return self._storage().read(self._name).decode()
         except FileNotFoundError:
             return None
 
     def remove(self) -> None:
         """Remove the signal, if it is there."""
-        self._place().delete(self._name)
+        self._storage().delete(self._name)
 
     @property
     def _name(self) -> str:
         return f"{self.run}.{self.ending}"
 
-    def _place(self) -> Place:
+    def _storage(self) -> Storage:
         # The reader's processes import this module and never use the storage.
-        from pairbus.syphon.journal.storage import place_at
+        from pairbus.syphon.journal.storage import storage_at
 
-        return place_at(self.folder)
+        return storage_at(self.folder)
 
 
 @dataclass(frozen=True, slots=True)

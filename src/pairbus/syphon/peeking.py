@@ -16,7 +16,7 @@ from pairbus.options import Namespace
 
 from .amqp.connection import Connection
 from .amqp.link import LinkError
-from .amqp.request_response import Requests
+from .amqp.request_response import RequestClient
 from .depths import backlog_depths, none_exists_text
 
 #: Messages that one request asks for; the service answers with fewer if they are large.
@@ -93,12 +93,12 @@ async def _peek_queues(secondary: Namespace, paths: dict[int, str], timeout: flo
 async def _peek(connection: Connection, path: str, found: list[int], timeout: float) -> None:
     """Add the sequence numbers of all messages after those that were found."""
     await connection.authorize(path, timeout=timeout)
-    requests = Requests(connection, f"{path}/$management")
+    requests = RequestClient(connection, f"{path}/$management")
     while True:
         first = max(found, default=0) + 1
         wanted = {"from-sequence-number": Long(first), "message-count": _PAGE}
         try:
-            answer = await requests.ask(_PEEK, wanted, path, timeout)
+            answer = await requests.request(_PEEK, wanted, path, timeout)
         except LinkError as error:
             if error.condition == "com.microsoft:message-not-found":
                 return

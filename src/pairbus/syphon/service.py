@@ -178,12 +178,12 @@ class Service:
             call_with_deadline(
                 lambda: self._folder.begin(self._run, None), bounds.JOURNAL_SECONDS, "pairbus-journal-begin"
             )
-            if self._folder.after_a_kill:
+            if self._folder.follows_killed_run:
                 self._locked_until = time.monotonic() + LONGEST_LOCK
                 log.info(
                     "a syphon with journal folder %s was killed a moment ago and may have messages locked; messages of "
                     "sessions wait until those locks end, %.0f s at most",
-                    self._folder.where,
+                    self._folder.location,
                     LONGEST_LOCK,
                 )
             self._begun = True
@@ -252,7 +252,7 @@ class Service:
         try:
             call_with_deadline(self._folder.finish, bounds.JOURNAL_SECONDS, "pairbus-journal-end")
         except Exception as error:  # storage raises errors of its own kinds
-            self.journal_error = f"the journal {self._folder.where} could not be ended in order: {error}"
+            self.journal_error = f"the journal {self._folder.location} could not be ended in order: {error}"
 
     def _pause(self, seconds: float) -> None:
         self._wake.wait(seconds)

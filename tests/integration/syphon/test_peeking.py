@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pairbus.domain.amqp import sections
 from pairbus.domain.amqp.codec import Described, Long, Symbol, encode
 from pairbus.errors import PairbusError
 from pairbus.syphon import peeking
+from pairbus.syphon.amqp.connection import Connection
+from pairbus.syphon.amqp.request_response import RequestClient
 from pairbus.syphon.peeking import backlog_sequence_numbers
 from tests.support.backlog import Backlog, encoded, numbered
 from tests.support.counting import park_many
@@ -80,19 +84,26 @@ def test_a_connection_that_is_lost_once(pair: Pair, backlog: Backlog, monkeypatc
     """It is opened again, and the numbers go on from the last one."""
     monkeypatch.setattr(peeking, "_PAGE", 10)
     park_many(backlog, "orders", numbered(30))
-    ask = peeking.Requests.ask
-    asked = 0
+    opened: list[Connection] = []
+    peeks = 0
+    open_connection, request = Connection.open, RequestClient.request
 
-    async def loses_one(self: peeking.Requests, *given: object, **more: object) -> object:
-        nonlocal asked
-        if self._address != "$cbs":
-            asked += 1
-            if asked == 2:
-                self._connection._drop()
-        return await ask(self, *given, **more)  # type: ignore[arg-type]
+    async def recorded(*arguments: Any, **options: Any) -> Connection:
+        opened.append(await open_connection(*arguments, **options))
+        return opened[-1]
 
-    monkeypatch.setattr(peeking.Requests, "ask", loses_one)
+    async def lost_at_the_second_peek(self: RequestClient, properties: Any, *arguments: Any) -> Any:
+        nonlocal peeks
+        if properties["operation"] == "com.microsoft:peek-message":
+            peeks += 1
+            if peeks == 2:
+                await opened[-1].close()
+        return await request(self, properties, *arguments)
+
+    monkeypatch.setattr(Connection, "open", recorded)
+    monkeypatch.setattr(RequestClient, "request", lost_at_the_second_peek)
     assert backlog_sequence_numbers(pair.secondary_namespace(), pair.name, [0]) == {0: list(range(1, 31))}
+    assert len(opened) == 2
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ import pytest
 from pairbus.domain.outcome import Head, Rows
 from pairbus.runtime import bounded_call as bounds
 from pairbus.syphon.journal.folding import JournalFolder
+from pairbus.syphon.journal.growing_file import GrowingFileWriter
 from pairbus.syphon.journal.journal import close_journal, open_journal
-from pairbus.syphon.journal.storage import LocalPlace
+from pairbus.syphon.journal.local_storage import LocalStorage
 from pairbus.syphon.service import Service
 from tests.support.backlog import Backlog, InBackground, Remembering, numbered
 from tests.support.counting import arrivals, assert_conserved, ids, park_many
@@ -153,11 +154,11 @@ def test_a_journal_with_a_write_under_way_is_not_closed(
     journal = open_journal(str(tmp_path), Head("contoso", 0))
     begun, go_on = threading.Event(), threading.Event()
 
-    def hang(self: LocalPlace, folder: str) -> None:
+    def hang(self: LocalStorage, folder: str) -> None:
         begun.set()
         assert go_on.wait(120)
 
-    monkeypatch.setattr(LocalPlace, "sync_folder", hang)
+    monkeypatch.setattr(LocalStorage, "sync_folder", hang)
     writing = threading.Thread(target=journal.prepare, daemon=True)
     writing.start()
     try:
@@ -177,7 +178,7 @@ def test_storage_that_does_not_let_a_journal_be_closed_is_not_waited_for(
     monkeypatch.setattr(bounds, "JOURNAL_SECONDS", 0.2)
     journal = open_journal(str(tmp_path), Head("contoso", 0))
     go_on = threading.Event()
-    monkeypatch.setattr(journal._keep, "close", lambda: go_on.wait(120))
+    monkeypatch.setattr(GrowingFileWriter, "close", lambda self: go_on.wait(120))
     try:
         close_journal(journal, 7)
     finally:
