@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pairbus.domain.backlog import PROPERTIES, queue_path, told_queues
+from pairbus.domain.backlog import PROPERTIES, format_indexes, queue_path
 from pairbus.options import Namespace
 from pairbus.runtime.administration import ListedQueue, administration_client, list_queues
 
@@ -144,7 +144,7 @@ def backlog_depths(
 def none_exists_text(depths: Depths, secondary: Namespace, primary_name: str) -> str:
     """Return the error text for queues none of which exists: a wrong name, not an empty backlog."""
     if depths.others:
-        wanted, found = told_queues(sorted(depths.by_index)), told_queues(sorted(depths.others))
+        wanted, found = format_indexes(sorted(depths.by_index)), format_indexes(sorted(depths.others))
         return f"{secondary.host} has no backlog queue {wanted} of {primary_name}: there are {found}"
     return (
         f"{secondary.host} has no backlog queue {queue_path(primary_name, 0)}, nor any other of {primary_name}. Is "
@@ -157,7 +157,7 @@ def log_warnings(depths: Depths, secondary: Namespace, primary_name: str) -> Non
     if depths.none_exists:
         log.warning("%s", none_exists_text(depths, secondary, primary_name))
     elif depths.missing:
-        log.warning("%s has no backlog queue %s of %s", secondary.host, told_queues(depths.missing), primary_name)
+        log.warning("%s has no backlog queue %s of %s", secondary.host, format_indexes(depths.missing), primary_name)
     log_delivery_limits(depths, primary_name)
     if depths.left_out:
         queues = ", ".join(f"{index} ({depth:,} messages)" for index, depth in depths.left_out.items())
@@ -167,7 +167,7 @@ def log_warnings(depths: Depths, secondary: Namespace, primary_name: str) -> Non
 def log_delivery_limits(depths: Depths, primary_name: str) -> None:
     """Log a warning for each max_delivery_count that is lower than that of queues that pairbus makes."""
     for limit in sorted(set(depths.delivery_limits.values())):
-        queues = told_queues([index for index, each in depths.delivery_limits.items() if each == limit])
+        queues = format_indexes([index for index, each in depths.delivery_limits.items() if each == limit])
         log.warning(
             "backlog queue %s of %s has max_delivery_count=%d: each retry of a held message is a delivery, and after "
             "%d deliveries the service dead-letters it without a row in the ledger; set it to %d, as pairbus does for "

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pairbus.config import checks
+from pairbus.config.checks import Problems
 from pairbus.domain.outcome import Held, Outcome, QueueSummary
-from pairbus.errors import OptionError
 from pairbus.options import Namespace
 from pairbus.runtime.bounded_call import call_in_thread
 
@@ -82,17 +83,15 @@ class DrainOptions:
         )
 
     def __post_init__(self) -> None:
+        problems: Problems = []
         for name in ("window_messages", "window_bytes", "held_messages"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name} must be 1 or more, not {getattr(self, name)!r}")
-        for name in ("budget", "max_rate"):
-            if (value := getattr(self, name)) is not None and not value > 0:
-                raise OptionError(f"{name} must be more than 0, or None, not {value!r}")
-        for name in ("retry_interval", "answer_timeout"):
-            if not getattr(self, name) > 0:
-                raise OptionError(f"{name} must be more than 0 seconds, not {getattr(self, name)!r}")
-        if self.late not in ("deliver", "dead-letter"):
-            raise OptionError(f"late must be one of deliver, dead-letter, not {self.late!r}")
+            checks.whole(getattr(self, name), 1, None, name, problems)
+        for name in ("budget", "retry_interval", "answer_timeout"):
+            if name != "budget" or self.budget is not None:
+                checks.duration(getattr(self, name), checks.POSITIVE, name, problems)
+        object.__setattr__(self, "max_rate", checks.rate(self.max_rate, "max_rate", problems))
+        checks.choice(self.late, checks.LATE, "late", problems)
+        checks.raise_first(problems)
 
 
 def never() -> bool:
