@@ -82,7 +82,7 @@ def test_a_service_that_runs_once_ends(
     pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is held is listed, and so is nothing that only came meanwhile."""
-    monkeypatch.setattr(service_module, "_GLANCE_SECONDS", 0.1)
+    monkeypatch.setattr(service_module, "_LOCKED_PAUSE_SECONDS", 0.1)
     ill, well = pair.queue(), pair.queue()
     backlog.park(ill, *numbered(3))
     backlog.park(well, *numbered(50))

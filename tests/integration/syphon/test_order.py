@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from proton import symbol
 
 from pairbus.domain.outcome import Rows
-from pairbus.syphon.amqp.link import ACCEPTED, REJECTED, ConnectionLost, LinkError, Sender
+from pairbus.syphon.amqp.link import Sender
 from pairbus.syphon.drain import destination as destinations
-from pairbus.syphon.drain import drain_pass as passes
 from pairbus.syphon.drain import flow_control as pace
-from pairbus.syphon.drain.drain import DrainOptions
-from pairbus.syphon.drain.drain_pass import DrainPass
 from tests.support.backlog import Backlog, Remembering, encoded
 from tests.support.counting import (
     arrivals,

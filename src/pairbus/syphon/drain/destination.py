@@ -13,7 +13,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pairbus.domain.conditions import MAX_UNKNOWN_DELIVERIES, MESSAGE_CONDITIONS, Refusal, refusal_of
-from pairbus.syphon.amqp.link import ACCEPTED, ConnectionLost, LinkError, Sender, batch_head
+from pairbus.syphon.amqp.link import ACCEPTED, ConnectionLost, LinkError, Sender
+from pairbus.syphon.amqp.message_format import batch_head
 
 from .flow_control import SendWindow
 from .in_flight import InFlightMessage
