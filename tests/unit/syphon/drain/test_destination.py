@@ -153,8 +153,8 @@ _AGAIN = ("held", "in doubt")
 @settings(max_examples=300, deadline=None)
 @given(st.lists(_STEPS, max_size=60), st.integers(1, 4), st.sampled_from(["abandoned", "closed", "late", "answered"]))
 def test_each_message_has_one_fate_and_sessions_keep_their_order(steps: list[Any], limit: int, last: str) -> None:
-    """Whatever is added, answered and refused in whatever order: the messages of a session arrive in the order in which
-    they were added, and none arrives behind one that is to be sent again."""
+    """For any order of messages, answers and refusals: the messages of a session arrive in the order in which they were
+    added, and none arrives behind one that is to be sent again."""
     window = SendWindow(1000)
     window.limit = limit
     made, sender, fates = destination_with(window=window)

@@ -44,8 +44,8 @@ def test_a_send_window_grows_back_to_its_maximum(most: int) -> None:
 
 @given(st.floats(20, 20_000))
 def test_a_send_window_is_answered_before_its_messages_are_given_up(per_second: float) -> None:
-    """However slow the destination or the line is: a whole window takes less than the 15 seconds after which messages
-    are sent again. A fast destination gets the maximum."""
+    """For any rate of the destination a whole window takes less than the 15 seconds after which messages are sent again.
+    A fast destination gets the maximum."""
     window = SendWindow(32_000)
     for _ in range(20):
         seconds = window.limit / per_second
@@ -129,7 +129,7 @@ def test_no_rate_is_no_limit() -> None:
 
 @given(st.integers(1, 10_000), st.lists(st.floats(0, 3), max_size=300), st.floats(1, 60))
 def test_a_receive_window_stays_between_one_and_its_maximum(most: int, pauses: list[float], lock: float) -> None:
-    """However fast or slowly messages are settled, and for however long their locks last."""
+    """For any times of settlements and any duration of locks."""
     window, now = ReceiveWindow(most, MAXIMUM_BYTES, 0.0), 0.0
     for pause in pauses:
         now += pause

@@ -129,7 +129,7 @@ def test_a_service_that_was_frozen_may_have_locked_messages_until_it_is_reached(
 
 
 def test_links_that_are_lost_again_and_again() -> None:
-    """What was received behind a gap does not close it, and a message that is received again goes first."""
+    """A message behind a gap does not close it, and one that is received again goes first."""
     locked = LockedMessages()
     for number in (1, 2, 3):
         locked.received(number)

@@ -40,7 +40,7 @@ def test_any_other_reason_finishes_the_pass(reason: EndReason, before: PassState
 
 @given(st.lists(st.tuples(st.sampled_from(EndReason), st.sampled_from([None, "one", "two"])), min_size=1))
 def test_a_pass_never_goes_back(ends: list[tuple[EndReason, str | None]]) -> None:
-    """Whatever ends it, in whatever order: phases only advance, and the first reason stays unless the journal fails."""
+    """For any reasons in any order: phases only advance, and the first reason stays unless the journal fails."""
     phases = list(Phase)
     state, first = DRAINING, ends[0][0]
     for at, (reason, error) in enumerate(ends):
@@ -138,7 +138,7 @@ def test_a_pass_that_moves_messages_begins_the_count_anew() -> None:
 
 
 def test_locked_messages_are_waited_for() -> None:
-    """However many passes move nothing, and for as long as their locks last; not if passes fail."""
+    """For any number of passes that move nothing, as long as their locks last; not if passes fail."""
     schedule = Schedule(1.0)
     assert [schedule(seconds_locked=9.0) for _ in range(5)] == [9.0, 9.0, 9.0, 16.0, 30.0]
     schedule = Schedule(1.0)

@@ -1,4 +1,4 @@
-"""Messages of one session reach their destination in the order in which they lay in the backlog queue."""
+"""Messages of a session arrive in the order in which they were in the backlog queue."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from proton import symbol
 
 from pairbus.domain.outcome import Rows
 from pairbus.syphon.amqp.link import Sender
-from pairbus.syphon.drain import destination as destinations
-from pairbus.syphon.drain import flow_control as pace
+from pairbus.syphon.drain import flow_control
+from pairbus.syphon.drain.in_flight import InFlightMessage
 from tests.support.backlog import Backlog, Remembering, encoded
 from tests.support.counting import (
     arrivals,
@@ -29,12 +29,12 @@ from tests.support.pairing import Pair
 
 @pytest.fixture
 def transfers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many messages each transfer to `Sender` carried."""
+    """Record the number of messages in each transfer of a `Sender`."""
     carried: list[int] = []
     send, send_batch = Sender.send, Sender.send_batch
 
     def one(self: Sender, message: bytes, context: Any) -> None:
-        if isinstance(context, destinations.InFlightMessage):
+        if isinstance(context, InFlightMessage):
             carried.append(1)
         send(self, message, context)
 
@@ -53,7 +53,7 @@ def transfers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ids=lambda options: " ".join(options) or "usual",
 )
 def test_many_sessions_interleaved(pair: Pair, backlog: Backlog, options: dict[str, Any]) -> None:
-    """Each session in its order, each message once, and nothing in doubt; whatever the window is."""
+    """Each session in its order, each message once, and none in doubt, for any window."""
     queue = pair.queue()
     parked = in_sessions(20, 100 if not options else 10)
     park_many(backlog, queue, parked)
@@ -65,11 +65,9 @@ def test_many_sessions_interleaved(pair: Pair, backlog: Backlog, options: dict[s
 
 
 @pytest.mark.parametrize("first", [1, 3, 20])
-def test_a_destination_that_is_fed_slowly(
-    pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch, first: int
-) -> None:
-    """What waits in line for its destination is not overtaken by what comes later; and none is left waiting."""
-    monkeypatch.setattr(pace, "FIRST", first)
+def test_a_small_send_window(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    """Waiting messages are not overtaken by later ones, and none is left waiting."""
+    monkeypatch.setattr(flow_control, "FIRST_WINDOW", first)
     queue = pair.queue()
     parked = in_sessions(30, 10) + [encoded("x", id=f"free-{number}") for number in range(100)]
     park_many(backlog, queue, parked)
@@ -92,7 +90,7 @@ def test_a_destination_that_is_fed_slowly(
 def test_a_destination_that_refuses_for_a_while(
     pair: Pair, backlog: Backlog, fault: str, parameters: dict[str, Any]
 ) -> None:
-    """A refused message is tried again before any of its session that lay behind it; none comes twice."""
+    """A refused message is sent again before any later one of its session; none arrives twice."""
     queue = pair.queue()
     parked = in_sessions(10, 40)
     park_many(backlog, queue, parked)
@@ -109,8 +107,8 @@ def test_a_destination_that_refuses_for_a_while(
     assert backlog.journal.of("in doubt") == []
 
 
-def test_one_session_that_nobody_takes_does_not_hold_up_others(pair: Pair, backlog: Backlog) -> None:
-    """Sessions for a destination that is full wait; the same sessions for another destination go on."""
+def test_a_held_session_does_not_hold_up_others(pair: Pair, backlog: Backlog) -> None:
+    """Sessions for a full destination wait; the same sessions for another destination go on."""
     full, well = pair.queue(), pair.queue()
     parked = in_sessions(5, 20)
     backlog.make()
@@ -139,7 +137,7 @@ def test_a_poison_message_in_the_midst_of_a_session(pair: Pair, backlog: Backlog
 
 
 def test_a_long_session_goes_in_batches(pair: Pair, backlog: Backlog, transfers: list[int]) -> None:
-    """Far fewer transfers than messages, no message twice, and each message whole: not one body in a batch is lost."""
+    """Far fewer transfers than messages; each message arrives once and whole."""
     queue = pair.queue()
     parked = [encoded(f"m{number}", id=f"m{number}", session="one") for number in range(500)]
     park_many(backlog, queue, parked)
@@ -151,10 +149,10 @@ def test_a_long_session_goes_in_batches(pair: Pair, backlog: Backlog, transfers:
 
 
 @pytest.mark.parametrize("session", [None, "one"])
-def test_a_message_that_chose_its_partition_goes_by_itself(
+def test_a_message_with_a_partition_key_goes_alone(
     pair: Pair, backlog: Backlog, transfers: list[int], session: str | None
 ) -> None:
-    """A batch goes to one partition of a partitioned entity. Of a session all go to the same: those are batched."""
+    """A batch goes to one partition. Messages of one session all go to the same one, so they are batched."""
     queue = pair.queue()
     keyed = {symbol("x-opt-partition-key"): session or "k"}
     parked = [encoded("x", id=f"k{number}", session=session, annotations=keyed) for number in range(20)]
@@ -172,7 +170,7 @@ def test_a_message_that_chose_its_partition_goes_by_itself(
 def test_batches_of_large_messages_are_no_larger_than_a_link_allows(
     pair: Pair, backlog: Backlog, transfers: list[int]
 ) -> None:
-    """Whatever the destination's limit is, a batch of messages that fit fits."""
+    """Messages that fit singly fit in batches, for any limit of the destination."""
     queue = pair.queue()
     pair.primary.faults.size_limit(21_000, queue)
     parked = [encoded(b"x" * 9_900, id=f"m{number}", session="one") for number in range(20)]
@@ -186,7 +184,7 @@ def test_batches_of_large_messages_are_no_larger_than_a_link_allows(
 
 
 def test_a_batch_is_larger_than_a_frame(pair: Pair, backlog: Backlog, transfers: list[int]) -> None:
-    """A batch that takes several frames arrives as the messages that it was made of, every byte of them."""
+    """A batch of several frames arrives as the messages that it was made of, every byte of them."""
     queue = pair.queue()
     bodies = [f"{number:02}" * 4500 for number in range(40)]
     parked = [encoded(body, session="one") for body in bodies]
@@ -198,7 +196,7 @@ def test_a_batch_is_larger_than_a_frame(pair: Pair, backlog: Backlog, transfers:
 
 
 def _refuse_batches(monkeypatch: pytest.MonkeyPatch, pair: Pair, condition: str, queue: str, most: int) -> list[int]:
-    """From the first batch on sends are rejected, so many times; the sizes of the batches."""
+    """Have sends rejected, `most` times, from the first batch on; return the sizes of all batches."""
     sizes: list[int] = []
     send_batch = Sender.send_batch
 
@@ -213,7 +211,7 @@ def _refuse_batches(monkeypatch: pytest.MonkeyPatch, pair: Pair, condition: str,
 
 
 def test_a_batch_that_is_refused_is_split(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of it may be to blame: they go one by one, in their order; only what is refused alone is dead-lettered."""
+    """One of its messages is to blame: they are sent singly, in order, and only one that is refused alone is dead-lettered."""
     queue = pair.queue()
     parked = [encoded("x", id=f"m{number}", session="one") for number in range(60)]
     park_many(backlog, queue, parked)
@@ -229,7 +227,7 @@ def test_a_batch_that_is_refused_is_split(pair: Pair, backlog: Backlog, monkeypa
 def test_a_batch_that_is_not_taken_now_is_held_whole(
     pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It goes again in another pass, before all that lay behind it."""
+    """It is sent again in another pass, before all messages behind it."""
     queue = pair.queue()
     parked = [encoded("x", id=f"m{number}", session="one") for number in range(60)]
     park_many(backlog, queue, parked)
@@ -243,8 +241,8 @@ def test_a_batch_that_is_not_taken_now_is_held_whole(
     assert not repeats(came)
 
 
-def test_a_destination_that_is_dropped_in_the_middle(pair: Pair, backlog: Backlog) -> None:
-    """What was in flight may come twice and is in doubt; nothing overtakes what was not answered."""
+def test_a_lost_connection_to_the_primary(pair: Pair, backlog: Backlog) -> None:
+    """Messages in flight are in doubt and may arrive twice; nothing overtakes them."""
     queue = pair.queue()
     parked = in_sessions(10, 60)
     park_many(backlog, queue, parked)
@@ -256,10 +254,10 @@ def test_a_destination_that_is_dropped_in_the_middle(pair: Pair, backlog: Backlo
     assert_conserved(backlog, ids(parked), came, most_repeats=3 * 100)
 
 
-def test_a_backlog_that_is_dropped_in_the_middle(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages that stay locked by the link that was lost are waited for: nothing of their sessions overtakes them,
-    and the queue is not said to be empty before they came."""
-    monkeypatch.setattr(pace.ServiceClock, "RANGE", (1.0, 60.0))
+def test_a_lost_connection_to_the_backlog(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages that stay locked by the lost link are waited for: later ones of their sessions do not overtake them, and
+    the queue is not called empty before."""
+    monkeypatch.setattr(flow_control.ServiceClock, "RANGE", (1.0, 60.0))
     queue = pair.queue()
     parked = in_sessions(10, 30) + [encoded("x", id=f"free-{number}") for number in range(20)]
     park_many(backlog, queue, parked, lock_duration=timedelta(seconds=5))
@@ -272,8 +270,8 @@ def test_a_backlog_that_is_dropped_in_the_middle(pair: Pair, backlog: Backlog, m
     assert_conserved(backlog, ids(parked), came, most_repeats=120)
 
 
-def test_held_and_drained_again_and_again(pair: Pair, backlog: Backlog) -> None:
-    """Budget after budget, hold after hold: the order is that of the queue."""
+def test_many_short_drains_with_held_messages(pair: Pair, backlog: Backlog) -> None:
+    """The order is that of the queue, over all drains."""
     queue = pair.queue()
     parked = in_sessions(8, 40)
     park_many(backlog, queue, parked)
@@ -289,8 +287,8 @@ def test_held_and_drained_again_and_again(pair: Pair, backlog: Backlog) -> None:
     assert_conserved(backlog, ids(parked), came)
 
 
-def test_one_entity_by_many_names(pair: Pair, backlog: Backlog) -> None:
-    """Paths are the same whatever their case, and so is the primary named or not named: one entity, one order."""
+def test_one_entity_by_many_spellings(pair: Pair, backlog: Backlog) -> None:
+    """Paths are the same in any case, with and without the primary's host name: one entity, one order."""
     queue = pair.queue()
     parked = in_sessions(2, 60)
     backlog.make()
@@ -308,8 +306,8 @@ def test_one_entity_by_many_names(pair: Pair, backlog: Backlog) -> None:
     assert_in_order(parked, arrivals(backlog, queue))
 
 
-def test_while_the_journal_is_slow(pair: Pair, backlog: Backlog) -> None:
-    """Order does not depend on when rows become durable."""
+def test_a_slow_journal(pair: Pair, backlog: Backlog) -> None:
+    """The order does not depend on when rows become durable."""
     queue = pair.queue()
     parked = in_sessions(5, 40)
     park_many(backlog, queue, parked)
