@@ -196,7 +196,7 @@ def _service_hour(config: SyphonConfig) -> int:
         config.queues,
         str(config.journal),
         idle_poll_interval=0.001,
-        on_asked=count,
+        on_query=count,
     )
     with _counted() as requests:
         service.forever()

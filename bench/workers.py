@@ -123,13 +123,13 @@ def run_job(config: SyphonConfig, rehearse: bool = False) -> dict[str, Any]:
 
 def run_drain(config: SyphonConfig) -> dict[str, Any]:
     """Run `pairbus drain`."""
-    from pairbus.syphon.drain.relaxed_gc import seldom_collected
+    from pairbus.syphon.drain.relaxed_gc import relaxed_gc
     from pairbus.syphon.service import service_for
 
     service = service_for(config)
     ready()
     begun = time.time()
-    with seldom_collected():
+    with relaxed_gc():
         done = service.once()
     return {"code": int(not done.is_empty or bool(done.errors)), "seconds": time.time() - begun}
 
@@ -137,9 +137,9 @@ def run_drain(config: SyphonConfig) -> dict[str, Any]:
 def run_task(config: SyphonConfig) -> dict[str, Any]:
     """Run one task of the Spark job, by the function that Spark's worker calls."""
     from pairbus.spark.drain_task import DrainTask
-    from pairbus.spark.signals import StopMark
+    from pairbus.spark.signals import StopSignal
 
-    task = DrainTask(config, f"{config.journal}/run", StopMark(str(config.journal), "run"))
+    task = DrainTask(config, f"{config.journal}/run", StopSignal(str(config.journal), "run"))
     before = peak_kilobytes()
     ready()
     summary = task.summarise(0, None, 0, 1)

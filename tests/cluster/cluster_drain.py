@@ -1,4 +1,4 @@
-"""Six thousand messages in six backlog queues, a job that brings them home, and what must be true when it has."""
+"""Six thousand messages in six backlog queues, a job that delivers them, and the checks of its result."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tests.support.raw_client import RawClient
 
 ROOT = Path(__file__).resolve().parents[2]
 QUEUES, EXECUTORS = 6, 3
-#: How many messages of one queue may be in flight: what a kill may repeat.
+#: Messages of one queue that may be in flight, and so be repeated after a kill.
 WINDOW = 100
-#: A killed task leaves its window locked. The backlog's own minute would be a minute more for each test.
+#: Short, because a killed task leaves its window locked: the default would add a minute to each test.
 LOCK = timedelta(seconds=10)
-#: With this much added to either way, a destination takes some seconds for what it gets at once otherwise.
+#: Latency (seconds each way) with which a destination takes seconds rather than an instant.
 SLOW = 0.2
 _SESSIONS, _BLOCKS, _BLOCK = 5, 10, 100
-#: The most that anything may take: many times what it takes on two cores that have nothing else to do.
+#: Seconds that any step may take: many times as long as on two idle cores.
 _LIMIT = 300.0
 
 
@@ -41,8 +41,8 @@ def say(text: str) -> None:
     print(f"cluster: {text}", flush=True)
 
 
-class Homecoming:
-    """A test's messages, from the backlog to their destinations."""
+class ClusterDrain:
+    """The drain of one test: its messages, its jobs, and the checks afterwards."""
 
     def __init__(self, pair: Pair, cluster: Cluster, archive: Path, home: Path, folder: Path) -> None:
         self.pair = pair
@@ -52,9 +52,9 @@ class Homecoming:
         self._home = home
         self._backlog = Backlog(pair)
         topic, subscription = pair.topic()
-        #: Where messages are sent to → where they can be counted.
+        #: Path that messages are sent to -> path at which they arrive.
         self._destinations = {queue: queue for queue in (pair.queue(), pair.queue())} | {topic: subscription}
-        #: Destination → its messages, in the order they lie in.
+        #: Destination -> its messages, in the order in which they were parked.
         self._parked: dict[str, list[bytes]] = {each: [] for each in self._destinations}
         self._submissions: list[Submission] = []
         self._begun = time.monotonic()
@@ -62,7 +62,7 @@ class Homecoming:
     # --- before ------------------------------------------------------------------------------------------
 
     def park(self) -> int:
-        """Fill the backlog; how many messages it holds then."""
+        """Fill the backlog, and return the number of messages in it."""
         for index in range(QUEUES):
             for block in range(_BLOCKS):
                 destination = list(self._destinations)[(index + block) % len(self._destinations)]
@@ -76,7 +76,7 @@ class Homecoming:
 
     @staticmethod
     def _message(index: int, block: int, number: int) -> bytes:
-        """Half of them are of sessions; a session stays in its queue, as a sender does."""
+        """Return a message. Half of them have sessions, each of which is parked in one queue, as by a sender."""
         session = f"{index}-{number % _SESSIONS}" if number % 2 else None
         return encoded(
             bytes(range(256)) * (1 + number % 4),
@@ -86,7 +86,7 @@ class Homecoming:
         )
 
     def slow_down(self) -> None:
-        """The destinations answer late, so that a drain can be met in its middle with full windows."""
+        """Delay the destinations' answers, so that windows are full in the middle of the drain."""
         for destination in self._destinations:
             self.pair.primary.faults.latency(SLOW, destination)
 
@@ -96,7 +96,7 @@ class Homecoming:
     # --- the job -----------------------------------------------------------------------------------------
 
     def submit(self, how: str = "--once") -> Submission:
-        """Start the job with spark-submit, as the documents say."""
+        """Start the job with spark-submit, as the documentation does."""
         events = self.folder / "events"
         events.mkdir(exist_ok=True)
         settings = {
@@ -143,41 +143,41 @@ class Homecoming:
         return self.folder / "ledger"
 
     def wait(self, what: Callable[[], Any], why: str) -> Any:
-        """Poll for something that the job brings about; on time-out, or if the job ends, tell all there is to know."""
+        """Poll until a condition is true, and return its value; fail with the logs on a time-out or the job's end."""
         job = self._submissions[-1]
         deadline = time.monotonic() + _LIMIT
         while not (found := what()):
             ended = not job.is_running and not what()
             if ended or time.monotonic() > deadline:
-                said = "the job ended before" if ended else f"within {_LIMIT:.0f} s it did not happen that"
-                raise AssertionError(f"{said} {why}\n{self.told()}")
+                text = "the job ended before" if ended else f"within {_LIMIT:.0f} s it did not happen that"
+                raise AssertionError(f"{text} {why}\n{self.describe()}")
             time.sleep(0.1)
         return found
 
     def wait_for_the_middle(self) -> None:
-        """Until all executors are at work, and a tenth of the messages has come home."""
+        """Wait until all executors drain, and a tenth of the messages has arrived."""
         self.wait(lambda: len(self.draining()) == EXECUTORS, f"{EXECUTORS} processes drain")
         tenth = QUEUES * _BLOCKS * _BLOCK // 10
         arrived = self.wait(lambda: (n := self.arrived()) >= tenth and n, f"{tenth} messages have arrived")
         self._say(f"in mid-drain: {arrived} have arrived, {self.pair.parked()} are in the backlog")
 
     def finish(self) -> None:
-        """Until the job has ended by itself, as it must: with code 0, and without a process that is left behind."""
+        """Wait until the job has ended by itself, with exit code 0 and without a process left behind."""
         job = self._submissions[-1]
         self.wait(lambda: not job.is_running, "the job ends")
-        assert job.process.returncode == 0, self.told()
+        assert job.process.returncode == 0, self.describe()
         wait_until(lambda: not job.family(), 60, lambda: [str(each) for each in job.family()])
         self.cluster.wait_until_idle()
         self._say("the job has ended, and nothing of it is left")
 
     def stop(self) -> None:
-        """Tell a continuous job to end once the backlog is empty."""
+        """Stop a continuous job once the backlog is empty."""
         self.wait(lambda: not self.pair.parked(), "the backlog is empty")
         self._submissions[-1].terminate()
         self.finish()
 
     def draining(self) -> list[Process]:
-        """The Python workers that are connected to the backlog."""
+        """Return the Python workers that are connected to the secondary."""
         return connected_to(self.pair.secondary.port, self.cluster.python_workers())
 
     def arrived(self) -> int:
@@ -186,12 +186,14 @@ class Homecoming:
     # --- afterwards --------------------------------------------------------------------------------------
 
     def check(self, spark: SparkSession, *, most_repeats: int) -> None:
-        """Each message is at its destination with the bytes it was sent as, those of a session in their order; the
-        ledger accounts for all of them, and says of those that came twice that they did or may have."""
+        """Check that each message arrived unchanged, those of a session in order, and that the ledger has them all.
+
+        At most `most_repeats` arrived twice.
+        """
         try:
             self._check(spark, most_repeats)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.told()}") from error
+            raise AssertionError(f"{error}\n{self.describe()}") from error
 
     def _check(self, spark: SparkSession, most_repeats: int) -> None:
         assert self.pair.parked() == 0
@@ -203,7 +205,7 @@ class Homecoming:
             assert found.keys() == wanted.keys(), (
                 f"lost: {wanted.keys() - found.keys()}, {found.keys() - wanted.keys()}"
             )
-            assert found == wanted, "the bytes are not those that were parked"
+            assert found == wanted, "messages differ from those that were parked"
             arrivals = [_came(each) for each in came]
             again += repeats(arrivals)
             in_sessions = [each for each in sent if _came(each).session is not None]
@@ -224,32 +226,32 @@ class Homecoming:
                 yield raw.receive(link).payload
 
     def assert_no_secret(self) -> None:
-        """No key is in anything that the job or the cluster has written: logs, events, checkpoint, ledger."""
+        """Check that no key is in the logs, events, checkpoint and ledger of the job and the cluster."""
         keys = [_key(bus) for bus in (self.pair.primary, self.pair.secondary)]
         places = [self.folder, *(worker.log.parent for worker in self.cluster.workers)]
         files = chain.from_iterable(place.rglob("*") for place in places)
-        told = 0
+        event_logs = 0
         for file in files:
             if file.is_file() and not {"secrets", "environment"} & set(file.parts):
                 content = file.read_bytes()
                 assert not any(key in content for key in keys), file
-                told += b"SparkListenerEnvironmentUpdate" in content
-        assert told, "the events, with all settings of the job, were not among the files"
+                event_logs += b"SparkListenerEnvironmentUpdate" in content
+        assert event_logs, "no event log, which has all settings of the job, was among the files"
 
-    def told(self) -> str:
-        """What a test that fails needs to say."""
+    def describe(self) -> str:
+        """Return the state of the job and the cluster, with their logs."""
         job = self._submissions[-1]
         depths = self.pair.parked_by_queue()
         arrived = {path: self.pair.arrived(path) for path in self._destinations.values()}
         lines = [f"exit code {job.process.poll()}; backlog {depths}; arrived {arrived}"]
         lines += [f"{each}" for each in (*job.family(), *self.cluster.executors(), *self.cluster.python_workers())]
-        return "\n".join([*lines, f"--- {job.log}", job.said(), self.cluster.told()])
+        return "\n".join([*lines, f"--- {job.log}", job.log_tail(), self.cluster.describe()])
 
     def _say(self, text: str) -> None:
         say(f"{time.monotonic() - self._begun:5.1f} s: {text}")
 
     def close(self) -> None:
-        """End what a test that failed has left."""
+        """End the jobs that a failed test has left."""
         for each in self._submissions:
             each.end()
 
@@ -261,7 +263,7 @@ def _came(payload: bytes) -> Came:
 
 
 def _bare(payload: bytes) -> Sequence[bytes]:
-    """All of a message that no broker may touch."""
+    """Return the sections of a message that no broker may change."""
     return [payload[each.start : each.end] for each in sections.split(payload) if each.code >= sections.PROPERTIES]
 
 

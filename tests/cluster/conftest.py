@@ -1,4 +1,4 @@
-"""One cluster for all tests here: started once, healed after each test, and gone at the end."""
+"""One cluster for all tests of this folder: dead workers are replaced before each test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.cluster_drain import ROOT, Homecoming, say
+from tests.cluster.cluster_drain import ROOT, ClusterDrain, say
 from tests.cluster.spark_cluster import Cluster
 from tests.support.pairing import Pair, both, collected, pair
 from tests.support.spark import spark
@@ -27,7 +27,7 @@ def archive() -> Path:
 
 @pytest.fixture(scope="session")
 def home(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where spark-submit is called: the driver has the environment unpacked beside it, under the executors' name."""
+    """The folder to run spark-submit in; it has the environment, unpacked under the name that executors use."""
     folder = tmp_path_factory.mktemp("home")
     (folder / "environment").mkdir()
     subprocess.run(["tar", "-xzf", archive, "-C", folder / "environment"], check=True)
@@ -50,12 +50,12 @@ def cluster(standing: Cluster) -> Cluster:
 
 
 @pytest.fixture
-def homecoming(
+def cluster_drain(
     pair: Pair, cluster: Cluster, archive: Path, home: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[Homecoming]:
-    """Six thousand messages on their way home."""
+) -> Iterator[ClusterDrain]:
+    """Six thousand parked messages."""
     say(request.node.name)
-    made = Homecoming(pair, cluster, archive, home, tmp_path)
+    made = ClusterDrain(pair, cluster, archive, home, tmp_path)
     made.park()
     try:
         yield made

@@ -1,7 +1,7 @@
-"""Processes of this machine as /proc tells them: who belongs to whom, and who is connected to what.
+"""Processes of this machine, from /proc: their parents, sessions, connections and loaded files.
 
-Everything here begins with a process that the tests have started as the leader of a session. What it starts in turn
-stays in that session, also when those between have died, so nobody else's process is ever met.
+The tests start each process as the leader of a session. Its descendants stay in that session even if processes between
+them die, so these functions never find a process of another program.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ZOMBIE = "Z"
 
 
 class Process(NamedTuple):
-    """A process, as it was when somebody looked."""
+    """A process as /proc showed it."""
 
     pid: int
     parent: int
@@ -30,15 +30,15 @@ class Process(NamedTuple):
 
 
 def of_sessions(leaders: Collection[int]) -> list[Process]:
-    """All that live in these sessions."""
+    """Return the live processes of these sessions."""
     found = (_read(int(each.name)) for each in _PROC.iterdir() if each.name.isdigit())
     return [process for process in found if process is not None and process.session in leaders]
 
 
 def _read(pid: int) -> Process | None:
-    """Nothing if it is gone, or is only waiting for its parent to take note of that."""
+    """Return a process; None if it has ended, which includes zombies."""
     try:
-        # The name may hold anything, brackets too: what follows stands behind the last one.
+        # The name is in brackets and may hold brackets itself: the other fields follow the last one.
         state, parent, _, session = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[:4]
         command = (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except (FileNotFoundError, ProcessLookupError):
@@ -47,7 +47,7 @@ def _read(pid: int) -> Process | None:
 
 
 def below(root: int, processes: Iterable[Process]) -> list[Process]:
-    """The children of a process, theirs, and so on."""
+    """Return the descendants of a process."""
     processes = list(processes)
     found: list[Process] = []
     parents = {root}
@@ -58,13 +58,13 @@ def below(root: int, processes: Iterable[Process]) -> list[Process]:
 
 
 def connected_to(port: int, processes: Iterable[Process]) -> list[Process]:
-    """Those that have a TCP connection to this port."""
+    """Return the processes with a TCP connection to this port."""
     inodes = _connections(port)
     return [process for process in processes if _sockets(process.pid) & inodes]
 
 
 def _connections(port: int) -> set[str]:
-    """The inodes of sockets with an established connection to this port; IPv4."""
+    """Return the inodes of sockets with an established connection to this port; IPv4."""
     lines = [line.split() for line in (_PROC / "net" / "tcp").read_text().splitlines()[1:]]
     return {line[9] for line in lines if line[3] == "01" and int(line[2].rpartition(":")[2], 16) == port}
 
@@ -80,13 +80,13 @@ def _sockets(pid: int) -> set[str]:
 
 
 def loaded_from(pid: int, name: str) -> list[str]:
-    """The files with this in their names that a process has loaded."""
+    """Return the loaded files of a process with this text in their names."""
     lines = (_PROC / str(pid) / "maps").read_text().splitlines()
     return sorted({line.split(maxsplit=5)[5] for line in lines if name in line.rpartition("/")[2]})
 
 
 def kill(processes: Iterable[Process]) -> None:
-    """SIGKILL; one that is gone already is no mistake."""
+    """Send SIGKILL to each process that has not ended yet."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A Spark standalone cluster on loopback, from pyspark's own package: a master, two workers, and what runs on them."""
+"""A Spark standalone cluster on loopback, from pyspark's own package: a master, two workers and their jobs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tests.cluster.processes import Process, below, kill, of_sessions
 from tests.support.pairing import wait_until
 
 SPARK_HOME = Path(_find_spark_home())
-#: Distinct addresses, as if they were machines: all of 127.0.0.0/8 is this one (on Linux).
+#: An address for each, as if they were machines: on Linux all of 127.0.0.0/8 is the loopback.
 MASTER, WORKERS = "127.0.0.1", ("127.0.0.2", "127.0.0.3")
 _WORKER_CORES, _WORKER_MEMORY = "2", "2g"
-#: How long a process of Spark's may take to start, or to end, on a machine that has much else to do.
-_PATIENCE = 90.0
+#: Seconds that a process of Spark's may take to start, or to end, on a busy machine.
+_LIMIT = 90.0
 _DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    """What a process of the cluster knows of ours: where Java is, and nothing of the tests' own Python."""
+    """Return the environment of a process of the cluster, without the variables of the tests' own Python."""
     kept = {name: os.environ[name] for name in ("JAVA_HOME", "HOME", "LANG", "PATH", "TMPDIR") if name in os.environ}
     return {**kept, "SPARK_HOME": str(SPARK_HOME), **more}
 
@@ -39,12 +39,12 @@ def free_port(host: str) -> int:
 
 
 def _ends_with_its_parent() -> None:
-    """Whatever becomes of the tests, no cluster of theirs stays behind."""
+    """Let the kernel kill this process when the tests end, however they do."""
     ctypes.CDLL(None).prctl(_DEATH_OF_PARENT, signal.SIGKILL)
 
 
 class Started:
-    """A process of Spark's in a session of its own, which writes all it says to a file."""
+    """A process of Spark's in a session of its own, which logs to a file."""
 
     def __init__(self, command: Sequence[str], log: Path, cwd: Path, **environment: str) -> None:
         self.log = log
@@ -69,24 +69,25 @@ class Started:
         return self.process.poll() is None
 
     def family(self) -> list[Process]:
-        """All processes of its session, itself and orphans included."""
+        """Return all processes of its session, itself and orphans included."""
         return of_sessions({self.pid})
 
-    def said(self, bytes_from_end: int = 6000) -> str:
+    def log_tail(self, bytes_from_end: int = 6000) -> str:
+        """Return the end of its log."""
         with self.log.open("rb") as log:
             _skip_to_tail(log, bytes_from_end)
             return log.read().decode(errors="replace")
 
     def kill(self) -> None:
-        """SIGKILL to the process itself, and to nothing that it has started."""
+        """Send SIGKILL to the process itself, and to none of its children."""
         self.process.kill()
-        self.process.wait(_PATIENCE)
+        self.process.wait(_LIMIT)
 
     def end(self) -> None:
-        """No goodbye for anybody of the session."""
+        """Send SIGKILL to all processes of the session."""
         kill(self.family())
-        self.process.wait(_PATIENCE)
-        wait_until(lambda: not self.family(), _PATIENCE, lambda: [str(each) for each in self.family()])
+        self.process.wait(_LIMIT)
+        wait_until(lambda: not self.family(), _LIMIT, lambda: [str(each) for each in self.family()])
 
 
 def _skip_to_tail(log: IO[bytes], size: int) -> None:
@@ -95,7 +96,7 @@ def _skip_to_tail(log: IO[bytes], size: int) -> None:
 
 
 class Worker(Started):
-    """One machine of the cluster, so to speak."""
+    """A worker, in the place of a machine."""
 
     def __init__(self, master: str, address: str, folder: Path) -> None:
         self.address = address
@@ -106,37 +107,37 @@ class Worker(Started):
         super().__init__(command, folder / "worker.log", folder, **_settings(address, folder))
 
     def executors(self) -> list[Process]:
-        """The JVMs that run tasks here."""
+        """Return the JVMs that run this worker's tasks."""
         return [each for each in self.family() if "CoarseGrainedExecutorBackend" in each.command]
 
     def python_workers(self) -> list[Process]:
-        """The processes that run Python for the executors here: children of the daemon that each executor has."""
+        """Return the Python workers: children of the daemon that each executor has."""
         family = self.family()
         daemons = {each.pid for each in family if "pyspark.daemon" in each.command}
         return [each for each in family if each.parent in daemons]
 
     def crash(self) -> int:
-        """SIGKILL for the worker and its executors; how many executors those were."""
+        """Send SIGKILL to the worker and its executors, and return the number of these."""
         executors = self.executors()
         kill([each for each in self.family() if each.pid == self.pid])
         kill(executors)
-        self.process.wait(_PATIENCE)
+        self.process.wait(_LIMIT)
         return len(executors)
 
 
 def _settings(address: str, folder: Path) -> dict[str, str]:
     return {
-        "SPARK_LOCAL_IP": address,  # the web pages keep to it too
+        "SPARK_LOCAL_IP": address,  # for the web pages too
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "SPARK_CONF_DIR": str(folder),
         "SPARK_DAEMON_MEMORY": "256m",
-        # It has a port of its own, and nobody here asks there.
+        # It would listen on another port, which no test uses.
         "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
     }
 
 
 class Cluster:
-    """The master and its workers. Use it in a with statement."""
+    """The master and its workers, as a context manager."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -163,7 +164,7 @@ class Cluster:
             each.end()
 
     def heal(self) -> None:
-        """Two workers that run nothing: dead ones are started anew."""
+        """Replace dead workers."""
         for dead in [each for each in self.workers if not each.is_running]:
             dead.end()
             self.workers.remove(dead)
@@ -171,15 +172,15 @@ class Cluster:
         for address in WORKERS:
             if address not in there:
                 self.workers.append(Worker(self.url, address, self._folder / address))
-        wait_until(lambda: self._alive() == len(WORKERS), _PATIENCE, self.told)
+        wait_until(lambda: self._alive() == len(WORKERS), _LIMIT, self.describe)
 
     def state(self) -> Mapping[str, Any]:
-        """What the master says of itself."""
+        """Return the state that the master's page shows; empty while it does not answer."""
         try:
             with urllib.request.urlopen(f"http://{MASTER}:{self._page}/json/", timeout=10) as answer:
                 found: dict[str, Any] = json.load(answer)
         except (OSError, ValueError):
-            return {}  # not yet: it does not answer, or with nothing
+            return {}
         return found
 
     def _alive(self) -> int:
@@ -192,34 +193,34 @@ class Cluster:
         return [process for worker in self.workers for process in worker.python_workers()]
 
     def leftovers(self) -> list[str]:
-        """What runs on the workers besides the workers."""
+        """Return the processes on the workers besides these themselves."""
         return [str(each) for worker in self.workers for each in worker.family() if each.pid != worker.pid]
 
     def wait_until_idle(self) -> None:
-        """Until all that applications have started is gone."""
-        wait_until(lambda: not self.leftovers(), _PATIENCE, lambda: self.leftovers())
+        """Wait until all processes of applications have ended."""
+        wait_until(lambda: not self.leftovers(), _LIMIT, lambda: self.leftovers())
 
-    def told(self) -> str:
-        """For a test that fails: what the master knows, and what was said last."""
+    def describe(self) -> str:
+        """Return the master's state and the ends of all logs, for a test that fails."""
         started = [each for each in (self._master, *self.workers) if each is not None]
-        logs = "\n".join(f"--- {each.log}\n{each.said(2000)}" for each in started)
+        logs = "\n".join(f"--- {each.log}\n{each.log_tail(2000)}" for each in started)
         state = self.state()
         return f"{state.get('aliveworkers')} workers, applications: {state.get('activeapps')}\n{logs}"
 
 
 class Submission(Started):
-    """A spark-submit: the driver's JVM, and its Python below it."""
+    """A spark-submit: the driver's JVM, and Python as its child."""
 
     def __init__(self, cluster: Cluster, arguments: Sequence[str], *, cwd: Path, log: Path) -> None:
         command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", cluster.url, *arguments]
         super().__init__(command, log, cwd, **_settings(MASTER, log.parent))
 
     def ended(self, seconds: float) -> int:
-        """Its exit code."""
+        """Wait for its end, and return the exit code."""
         return self.process.wait(seconds)
 
     def pythons(self) -> list[Process]:
-        """The driver's Python, and the one that plans for it."""
+        """Return the driver's Python and that of the reader."""
         return [each for each in below(self.pid, self.family()) if "python" in each.command]
 
     def terminate(self) -> None:

@@ -1,4 +1,4 @@
-"""`jobs/drain.py`: its exit codes, what it prints, and how it ends when it is told to."""
+"""`jobs/drain.py`: its exit codes, its output, and its end by a signal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def written(backlog: Backlog) -> Path:
 
 @pytest.fixture
 def drain(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
-    """Runs the job in this process, in the session that is there; its exit code."""
+    """A function that runs the job in this process and its session, and returns the exit code."""
     module = module_from("jobs/drain.py")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
@@ -46,7 +46,7 @@ def drain(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
 
 
 class TestUsage:
-    """Code 2: nothing was started."""
+    """Exit code 2: nothing was started."""
 
     def test_bad_usage(self, drain: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
         """No configuration, or both ways to run at once."""
@@ -59,12 +59,12 @@ class TestUsage:
     def test_a_bad_configuration(
         self, drain: Callable[..., int], backlog: Backlog, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """All mistakes are named at once, those of the command line too; no session is made for it."""
+        """All mistakes are named at once, those of the command line too; no session is started."""
         mapping = backlog.mapping(late="perhaps", task_budget=0)
         del mapping["secondary"]
         assert drain("--config", str(write_toml(backlog.folder / "bad.toml", mapping))) == 2
-        told = capsys.readouterr().err
-        assert all(name in told for name in ("[secondary]", "late", "task_budget", "bad.toml"))
+        err = capsys.readouterr().err
+        assert all(name in err for name in ("[secondary]", "late", "task_budget", "bad.toml"))
         mapping = backlog.mapping()
         mapping["ledger"]["path"] = "abfss://container/x"
         assert drain("--config", str(write_toml(backlog.folder / "bad.toml", mapping))) == 2
@@ -80,7 +80,7 @@ class TestUsage:
         written: Path,
         capsys: pytest.CaptureFixture[str],
     ) -> None:
-        """A reference that leads nowhere is a mistake of the configuration."""
+        """A reference that leads nowhere is a wrong configuration."""
         (backlog.folder / "secrets" / "secondary").unlink()
         assert drain("--config", str(written)) == 2
         assert "secondary cannot be read" in capsys.readouterr().err
@@ -98,15 +98,15 @@ class TestOnce:
         drain: Callable[..., int],
         capsys: pytest.CaptureFixture[str],
     ) -> None:
-        """Code 0: what could be moved was; `--queues` leaves other queues alone."""
+        """Exit code 0: all other messages were delivered; `--queues` leaves other queues alone."""
         queue, busy = pair.queue(), pair.queue()
         backlog.park({0: queue, 1: queue}, 5)
         backlog.park({0: busy}, 2)
         pair.primary.faults.busy(busy)
         assert drain("--config", str(written), "--once", "--queues", "0", "--max-rate", "1000") == 0
-        told = capsys.readouterr().out
-        assert f"held back in the backlog: 2 for {busy}: " in told
-        assert "nothing else is in what was asked for of the backlog" in told
+        out = capsys.readouterr().out
+        assert f"held back in the backlog: 2 for {busy}: " in out
+        assert "nothing else is in what was asked for of the backlog" in out
         assert (pair.arrived(queue), backlog.depths()) == (5, {0: 2, 1: 5})
 
     def test_dead_letters_are_listed(
@@ -117,7 +117,7 @@ class TestOnce:
         drain: Callable[..., int],
         capsys: pytest.CaptureFixture[str],
     ) -> None:
-        """With their destination and the reason; that is code 0, so it must be seen."""
+        """With their destination and the reason, because the exit code is 0."""
         backlog.park({0: "no-such-queue"}, 3)
         assert drain("--config", str(written)) == 0
         said = capsys.readouterr().out
@@ -127,7 +127,7 @@ class TestOnce:
     def test_a_ledger_that_cannot_be_written(
         self, spark: SparkSession, backlog: Backlog, drain: Callable[..., int], capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """A file where the folder should be: one line that names the key, no stack of Java's."""
+        """A file in place of the folder: one line that names the key, without Java's stack."""
         backlog.config()
         (backlog.folder / "file").write_text("not a folder")
         mapping = backlog.mapping()
@@ -137,7 +137,7 @@ class TestOnce:
         assert "[ledger] path cannot be used: " in said
         assert "\tat " not in said
 
-    def test_it_could_not(
+    def test_a_secondary_that_is_down(
         self,
         spark: SparkSession,
         pair: Pair,
@@ -145,14 +145,14 @@ class TestOnce:
         drain: Callable[..., int],
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        """Code 1, and why."""
+        """Exit code 1, with the cause."""
         pair.secondary.kill()
         assert drain("--config", str(written)) == 1
-        assert "does not say how deep the backlog is" in caplog.text
+        assert f"backlog depth unavailable for {pair.name}: " in caplog.text
 
 
-def stopped_in_the_midst(spark: SparkSession, pair: Pair, backlog: Backlog, queue: str) -> None:
-    """No journal is left, every row is in the ledger, and what was not moved is in the backlog."""
+def assert_stopped_early(spark: SparkSession, pair: Pair, backlog: Backlog, queue: str) -> None:
+    """No journal is left, every delivered message is in the ledger, and the others are in the backlog."""
     arrived = pair.arrived(queue)
     assert 0 < arrived < 3000
     assert backlog.depths()[0] == 3000 - arrived
@@ -160,10 +160,8 @@ def stopped_in_the_midst(spark: SparkSession, pair: Pair, backlog: Backlog, queu
     assert Ledger(spark, str(backlog.folder / "ledger")).outcomes().count() == arrived
 
 
-def test_told_to_stop(
-    spark: SparkSession, pair: Pair, backlog: Backlog, written: Path, drain: Callable[..., int]
-) -> None:
-    """`--continuous` ends with 0 on SIGTERM in the midst of a drain, and leaves everything in order."""
+def test_sigterm(spark: SparkSession, pair: Pair, backlog: Backlog, written: Path, drain: Callable[..., int]) -> None:
+    """`--continuous` ends with 0 on SIGTERM during a drain, after the messages in flight are settled."""
     queue = pair.queue()
     backlog.park({0: queue}, 3000)
 
@@ -178,16 +176,16 @@ def test_told_to_stop(
         stopping = pool.submit(stop)
         assert drain("--config", str(written), "--continuous", "--max-rate", "50") == 0
         stopping.result()
-    stopped_in_the_midst(spark, pair, backlog, queue)
+    assert_stopped_early(spark, pair, backlog, queue)
 
 
 def python() -> list[str]:
-    """Python is the main process: it has started the JVM."""
+    """The command of a Python that starts the JVM."""
     return [sys.executable]
 
 
 def spark_submit() -> list[str]:
-    """The JVM is the main process: it has started Python."""
+    """The command of a JVM that starts Python."""
     submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[2]"]
     settings = ("spark.driver.host=127.0.0.1", "spark.ui.enabled=false", "spark.driver.extraJavaOptions=-Xss8m")
     confs = [word for setting in settings for word in ("--conf", setting)]
@@ -198,7 +196,7 @@ def spark_submit() -> list[str]:
 def test_ctrl_c(
     spark: SparkSession, pair: Pair, backlog: Backlog, written: Path, main: Callable[[], list[str]]
 ) -> None:
-    """The same in processes of its own, where Ctrl-C goes to Python and to the JVM, whichever has begun."""
+    """The same in processes of its own, where Ctrl-C goes to both Python and the JVM."""
     queue = pair.queue()
     backlog.park({0: queue}, 3000)
     command = [*main(), str(JOB), "--config", str(written), "--continuous", "--max-rate", "50"]
@@ -214,4 +212,4 @@ def test_ctrl_c(
     finally:
         job.kill()
         job.wait()
-    stopped_in_the_midst(spark, pair, backlog, queue)
+    assert_stopped_early(spark, pair, backlog, queue)

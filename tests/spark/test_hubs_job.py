@@ -1,4 +1,4 @@
-"""Events that were parked for event hubs, brought home by the Spark job: a third reference, resolved on executors."""
+"""Events that were parked for event hubs, delivered by the Spark job: a third reference, resolved on executors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["hubs", "hubs_bus"]
 
 
 def with_hubs(backlog: Backlog, hubs: Hubs) -> SyphonConfig:
-    """A configuration that knows the namespace of the event hubs, by reference like the others."""
+    """Return a configuration with a reference to the namespace of the event hubs."""
     backlog.config()  # writes the secrets of the two
     secret = backlog.folder / "secrets" / "hubs"
     secret.write_text(hubs.bus.connection_string)
@@ -25,7 +25,7 @@ def with_hubs(backlog: Backlog, hubs: Hubs) -> SyphonConfig:
 
 
 def park_events(hubs: Hubs, hub: str) -> None:
-    """Four events of a paired producer, while their namespace is down."""
+    """Park four events with a paired producer while their namespace is down."""
     producer = hubs.pairing().get_event_hub_producer(hub)
     hubs.kill()
     producer.send_event(EventData("anywhere"))
@@ -34,8 +34,8 @@ def park_events(hubs: Hubs, hub: str) -> None:
     hubs.pair.close_pairings()
 
 
-def test_events_come_home(spark: SparkSession, backlog: Backlog, hubs: Hubs) -> None:
-    """To their hub, with partition and key, beside messages for the primary; the ledger names the hub with its host."""
+def test_parked_events_are_delivered(spark: SparkSession, backlog: Backlog, hubs: Hubs) -> None:
+    """To their hub, with partition and key, beside messages for the primary; the ledger has the hub's host."""
     hub, queue = hubs.hub(), hubs.pair.queue()
     park_events(hubs, hub)
     backlog.park({0: queue, 1: queue}, 3)
@@ -50,8 +50,8 @@ def test_events_come_home(spark: SparkSession, backlog: Backlog, hubs: Hubs) -> 
     assert "third" in [body(each) for each in found["2"]]
     keyed = [each for events in found.values() for each in events if body(each) in "ab"]
     assert {annotations(each)[KEY] for each in keyed} == {"k"}
-    told = job.ledger.outcomes().groupBy("destination", "outcome").count().collect()
-    assert {tuple(row) for row in told} == {
+    outcomes = job.ledger.outcomes().groupBy("destination", "outcome").count().collect()
+    assert {tuple(row) for row in outcomes} == {
         (queue, "delivered", 6),
         (f"sb://{hubs.host}/{hub}", "delivered", 3),
         (f"sb://{hubs.host}/{hub}/Partitions/2", "delivered", 1),
@@ -60,8 +60,8 @@ def test_events_come_home(spark: SparkSession, backlog: Backlog, hubs: Hubs) -> 
     assert verify(spark, config.ledger).ok
 
 
-def test_hubs_that_are_down_hold_up_nobody(spark: SparkSession, backlog: Backlog, hubs: Hubs) -> None:
-    """Their events stay and are told, messages for the primary flow past them; a later run brings them home."""
+def test_hubs_that_are_down_delay_no_messages(spark: SparkSession, backlog: Backlog, hubs: Hubs) -> None:
+    """Their events are held, messages for the primary are delivered; a later run delivers the events."""
     hub, queue = hubs.hub(), hubs.pair.queue()
     park_events(hubs, hub)
     backlog.park({0: queue, 1: queue}, 3)

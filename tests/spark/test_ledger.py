@@ -1,4 +1,4 @@
-"""The ledger: journals folded in exactly once, whatever is killed when; and conservation, proven or disproven."""
+"""The ledger: journals are folded exactly once despite kills; and `verify`, which finds lost messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
-from pairbus.domain.outcome import Held, Outcome, QueueSummary
+from pairbus.domain.outcome import HeldCount, Outcome, QueueSummary
 from pairbus.errors import OptionError
 from pairbus.spark import Ledger, verify
 from pairbus.spark.ledger import BATCHES, OUTCOMES, BatchRow
@@ -23,7 +23,7 @@ from tests.support.spark import MOMENT, write_journal
 
 @pytest.fixture
 def journals(tmp_path: Path) -> JournalFolder:
-    """The journals of a run called `run`, which has begun."""
+    """The journals of a run named `run`."""
     folder = JournalFolder(str(tmp_path / "_journal"))
     folder.begin("run", None)
     return folder
@@ -40,7 +40,7 @@ def ledger(spark: SparkSession, tmp_path: Path) -> Ledger:
 
 
 def numbers(ledger: Ledger) -> list[int]:
-    """The sequence numbers in the ledger, each as often as it is there."""
+    """Return the sequence numbers of all outcomes."""
     return sorted(row.sequence_number for row in ledger.outcomes().select("sequence_number").collect())
 
 
@@ -50,7 +50,7 @@ class TestFolding:
     def test_rows_as_they_were_written(
         self, spark: SparkSession, ledger: Ledger, journals: JournalFolder, root: Path
     ) -> None:
-        """Every column arrives, times in UTC, and the day is that of settled_at in UTC, wherever the session is."""
+        """Every column, with times and the day of settled_at in UTC, whatever the session's time zone."""
         write_journal(root, {7: "a", 8: "b"}, queue_index=3, batch=5, attempt=11)
         assert ledger.fold(journals) == 1
         parked, settled = (datetime.fromtimestamp(ms / 1000, timezone.utc) for ms in (MOMENT - 1000, MOMENT))
@@ -62,7 +62,7 @@ class TestFolding:
         assert_df_equality(ledger.outcomes(), expected, ignore_row_order=True, ignore_nullable=True)
 
     def test_all_journals_of_a_batch_are_one_commit(self, ledger: Ledger, journals: JournalFolder, root: Path) -> None:
-        """Ten queues are ten journals and one version of the table, partitioned by day."""
+        """Ten queues have ten journals and one version of the table, partitioned by day."""
         day = 86_400_000
         for index in range(10):
             write_journal(root, range(1, 4), queue_index=index, settled_at=MOMENT + index % 2 * day)
@@ -76,7 +76,7 @@ class TestFolding:
     def test_a_fold_is_one_job_of_sparks(
         self, spark: SparkSession, ledger: Ledger, journals: JournalFolder, root: Path
     ) -> None:
-        """Nothing is read back or checked after a commit: that would be a third of the work."""
+        """No job reads back or checks a commit, which would be a third of the work."""
         ledger.create()
         write_journal(root, range(1, 4))
         group = f"fold-{root}"
@@ -91,7 +91,7 @@ class TestFolding:
     def test_a_journal_that_grows_is_folded_piece_by_piece(
         self, ledger: Ledger, journals: JournalFolder, root: Path
     ) -> None:
-        """What a task writes after a fold comes with the next one, once."""
+        """Rows that a task writes after a fold are part of the next one, once."""
         write_journal(root, range(1, 3), close=False)
         ledger.fold(journals)
         write_journal(root, range(3, 5), attempt=1, close=False)
@@ -99,8 +99,8 @@ class TestFolding:
         ledger.fold(journals)
         assert numbers(ledger) == [1, 2, 3, 4]
 
-    def test_at_the_end_all_is_folded(self, ledger: Ledger, journals: JournalFolder, root: Path) -> None:
-        """A fold that was planned and did not come to pass, and what was written since, once each."""
+    def test_the_last_fold_takes_all_rows(self, ledger: Ledger, journals: JournalFolder, root: Path) -> None:
+        """Those of a fold that was planned and not made, and those written since, once each."""
         write_journal(root, range(1, 3), close=False)
         assert journals.plan()
         write_journal(root, range(3, 5), attempt=1, close=False)
@@ -109,7 +109,7 @@ class TestFolding:
         assert ledger.fold(journals) == 0
 
     def test_no_rows_yet(self, spark: SparkSession, ledger: Ledger, journals: JournalFolder) -> None:
-        """A ledger that nothing was folded into reads as empty tables, before they are made and after."""
+        """An empty ledger reads as empty tables, before they are created and after."""
         assert ledger.fold(journals) == 0
         for _ in range(3):
             assert_df_equality(ledger.outcomes(), spark.createDataFrame([], OUTCOMES))
@@ -117,9 +117,9 @@ class TestFolding:
             ledger.create()
 
     def test_batches(self, spark: SparkSession, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One row per queue and batch; it is there once, also if writing it failed after all was written."""
+        """One row per queue and batch, once, also if an attempt failed after its commit."""
         at = datetime(2026, 11, 17, 2, 30, tzinfo=timezone.utc)
-        summary = QueueSummary(4, 10, 7, 1, 2, 0, 900, 30, 1.5, True, (Held("orders", "busy", 2),), "late")
+        summary = QueueSummary(4, 10, 7, 1, 2, 0, 900, 30, 1.5, True, (HeldCount("orders", "busy", 2),), "late")
         monkeypatch.setattr("pairbus.spark.ledger.time.sleep", lambda seconds: None)
         with monkeypatch.context() as patch:
             save, failures = DataFrameWriter.save, iter([True])
@@ -136,13 +136,13 @@ class TestFolding:
 
 
 class Killed(BaseException):
-    """Stands for a SIGKILL between two steps."""
+    """A SIGKILL between two steps."""
 
 
 def kill_at(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the process end before or after one step of a fold."""
+    """Let a fold end before or after one of its steps."""
     when, name = step.split()
-    owner: Any = {"write": Ledger, "folded": JournalFolder, "plan": JournalFolder}[name]
+    owner: Any = {"write": Ledger, "mark_folded": JournalFolder, "plan": JournalFolder}[name]
     attribute = {"write": "_fold"}.get(name, name)
     original: Callable[..., Any] = getattr(owner, attribute)
 
@@ -155,13 +155,15 @@ def kill_at(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestKills:
-    """Killed between any two steps, the next run folds what is left, once."""
+    """Folds that are killed between two steps: the next run folds the rest, once."""
 
-    @pytest.mark.parametrize("step", ["before plan", "after plan", "after write", "before folded", "after folded"])
+    @pytest.mark.parametrize(
+        "step", ["before plan", "after plan", "after write", "before mark_folded", "after mark_folded"]
+    )
     def test_every_row_once(
         self, ledger: Ledger, journals: JournalFolder, root: Path, monkeypatch: pytest.MonkeyPatch, step: str
     ) -> None:
-        """The next run of the same checkpoint folds the dead run's journals, and new ones of its own."""
+        """The next run with the same checkpoint folds the dead run's journals, and its own."""
         write_journal(root, range(1, 6))
         with monkeypatch.context() as patch:
             kill_at(step, patch)
@@ -178,7 +180,7 @@ class TestKills:
     def test_a_write_that_fails_is_tried_again(
         self, ledger: Ledger, journals: JournalFolder, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Two syphons that make the table at once meet such an error."""
+        """Two syphons that create a table at the same time cause such an error."""
         write_journal(root, range(1, 4))
         original = Ledger._fold
         failures: Iterator[bool] = iter([True, True])
@@ -194,7 +196,7 @@ class TestKills:
         assert numbers(ledger) == [1, 2, 3]
 
     def test_the_tables_are_deleted(self, ledger: Ledger, journals: JournalFolder, root: Path) -> None:
-        """What is folded afterwards makes new ones, and nothing is taken for folded that is not."""
+        """The next fold creates them again, with its own rows."""
         write_journal(root, range(1, 4))
         ledger.fold(journals)
         shutil.rmtree(root.parent / "outcomes")
@@ -204,34 +206,34 @@ class TestKills:
 
 
 class TestVerify:
-    """`verify`: conservation."""
+    """`verify`."""
 
     @pytest.fixture
-    def told(self, ledger: Ledger, journals: JournalFolder, root: Path) -> Callable[..., None]:
-        """Write journals and fold them."""
+    def record(self, ledger: Ledger, journals: JournalFolder, root: Path) -> Callable[..., None]:
+        """A function that writes a journal and folds it."""
         attempts = iter(range(1000))
 
-        def tell(numbers: Any, **options: Any) -> None:
+        def write_and_fold(numbers: Any, **options: Any) -> None:
             write_journal(root, numbers, attempt=next(attempts), **options)
             ledger.fold(journals)
 
-        return tell
+        return write_and_fold
 
-    def test_all_is_well(self, spark: SparkSession, root: Path, told: Callable[..., None]) -> None:
-        """Delivered, dead-lettered, or in the backlog: nothing is missing, and nothing beyond is asked for."""
-        told(range(5, 9))
-        told(range(9, 11), outcome=Outcome.DEAD_LETTERED)
-        told(range(1, 3), queue_index=1)
+    def test_every_message_is_accounted_for(self, spark: SparkSession, root: Path, record: Callable[..., None]) -> None:
+        """Delivered, dead-lettered, or in the backlog."""
+        record(range(5, 9))
+        record(range(9, 11), outcome=Outcome.DEAD_LETTERED)
+        record(range(1, 3), queue_index=1)
         found = verify(spark, str(root.parent), {0: [11, 12], 1: []})
         assert (found.ok, found.problems, found.repeats, found.in_doubt) == (True, [], (), ())
         counts = [(q.queue_index, q.seen, q.delivered, q.dead_lettered, q.in_backlog, q.missing) for q in found.queues]
         assert counts == [(0, 8, 4, 2, 2, 0), (1, 2, 2, 0, 0, 0)]
         assert "every message is accounted for" in str(found)
 
-    def test_missing_ones_are_named(self, spark: SparkSession, root: Path, told: Callable[..., None]) -> None:
-        """A number without a row that is not in the backlog, also if all that is known of it is a doubt at the edge."""
-        told({1: "a"}, outcome=Outcome.IN_DOUBT)
-        told({2: "b", 3: "c", 5: "e", 9: "i"})
+    def test_missing_messages_are_named(self, spark: SparkSession, root: Path, record: Callable[..., None]) -> None:
+        """Numbers that have no final outcome and are not in the backlog, at either end too."""
+        record({1: "a"}, outcome=Outcome.IN_DOUBT)
+        record({2: "b", 3: "c", 5: "e", 9: "i"})
         found = verify(spark, str(root.parent), {0: [7, 12]})
         assert not found.ok
         assert found.missing == tuple(
@@ -240,28 +242,28 @@ class TestVerify:
         assert found.queues[0].missing == 6
         assert "queue 0 of contoso: 10 to 11 is neither in the ledger nor in the backlog" in str(found)
 
-    def test_repeats_are_listed(self, spark: SparkSession, root: Path, told: Callable[..., None]) -> None:
-        """Delivered twice under one id is said and is no problem; under two ids it is one."""
-        told({1: "a", 2: "b", 3: "c"})
-        told({2: "b"})
+    def test_repeats_are_listed(self, spark: SparkSession, root: Path, record: Callable[..., None]) -> None:
+        """A message delivered twice under one id is listed and no problem; under two ids it is one."""
+        record({1: "a", 2: "b", 3: "c"})
+        record({2: "b"})
         found = verify(spark, str(root.parent))
         assert found.ok
         assert found.repeats == (Repeat("contoso", 0, 2, ("b",), 2),)
         assert found.queues[0].repeated == 1
-        told({3: "another"})
+        record({3: "another"})
         found = verify(spark, str(root.parent))
         assert found.problems == ["queue 0 of contoso: 3 (another, c) 2 times under different ids"]
 
-    def test_doubts_are_listed(self, spark: SparkSession, root: Path, told: Callable[..., None]) -> None:
-        """A doubt without a final row, and whether it is in the backlog; one that was cleared up is none."""
-        told({1: "a", 2: "b", 3: "c"}, outcome=Outcome.IN_DOUBT)
-        told({1: "a"})
+    def test_doubts_are_listed(self, spark: SparkSession, root: Path, record: Callable[..., None]) -> None:
+        """Messages without a final outcome, and whether they are in the backlog."""
+        record({1: "a", 2: "b", 3: "c"}, outcome=Outcome.IN_DOUBT)
+        record({1: "a"})
         found = verify(spark, str(root.parent), {0: [2]})
         assert found.in_doubt == (InDoubt("contoso", 0, 2, "b", True), InDoubt("contoso", 0, 3, "c", False))
         assert found.missing == (Missing("contoso", 0, 3, 3),)
 
     def test_an_empty_ledger(self, spark: SparkSession, tmp_path: Path) -> None:
-        """Nothing was seen, and that is said. A folder without a ledger is no such thing: its name may be wrong."""
+        """It is reported as such. A folder without a ledger is an error, because its name may be wrong."""
         with pytest.raises(OptionError, match=r"there is no ledger at .*\[ledger\] path"):
             verify(spark, str(tmp_path))
         Ledger(spark, str(tmp_path)).create()
@@ -271,9 +273,9 @@ class TestVerify:
         assert found.ok
         assert [(q.namespace, q.seen, q.in_backlog) for q in found.queues] == [("contoso", 2, 2)]
 
-    def test_several_primaries(self, spark: SparkSession, root: Path, told: Callable[..., None]) -> None:
-        """Their queues are told apart; a backlog must then say whose it is."""
-        told({1: "a"})
+    def test_several_primaries(self, spark: SparkSession, root: Path, record: Callable[..., None]) -> None:
+        """Their queues are counted separately; a backlog then needs the name of its primary."""
+        record({1: "a"})
         rows: DataFrame = Ledger(spark, str(root.parent)).outcomes()
         other = rows.withColumns({"namespace": _literal("fabrikam")})
         other.write.format("delta").mode("append").save(str(root.parent / "outcomes"))
@@ -282,11 +284,11 @@ class TestVerify:
             verify(spark, str(root.parent), {0: [2]})
         assert verify(spark, str(root.parent), {0: [2]}, namespace="Fabrikam").queues[0].in_backlog == 1
 
-    def test_a_primary_that_the_ledger_does_not_know(
-        self, spark: SparkSession, root: Path, told: Callable[..., None]
+    def test_a_primary_without_rows_is_refused(
+        self, spark: SparkSession, root: Path, record: Callable[..., None]
     ) -> None:
-        """A name that was misspelt proves nothing: it is refused, with those that there are."""
-        told({1: "a", 2: "b", 5: "c"})
+        """Its name may be misspelt: the error has the names with rows."""
+        record({1: "a", 2: "b", 5: "c"})
         for in_backlog in (None, {0: [7]}):
             with pytest.raises(OptionError, match="has no row of the primary 'contosso': it has rows of contoso"):
                 verify(spark, str(root.parent), in_backlog, namespace="contosso")

@@ -1,4 +1,4 @@
-"""notebooks/after_the_outage.ipynb runs on a ledger, and is committed without its results."""
+"""notebooks/after_the_outage.ipynb runs on a ledger, and is committed without outputs."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ def ledger(spark: SparkSession, tmp_path: Path) -> str:
     return folder
 
 
-def test_it_is_committed_without_results(notebook: Any) -> None:
-    """Whoever runs it sees their own ledger, and a change of it can be read."""
+def test_it_is_committed_without_outputs(notebook: Any) -> None:
+    """So that each run shows its own ledger, and changes of the notebook can be reviewed."""
     nbformat.validate(notebook)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(not cell.outputs and cell.execution_count is None for cell in cells)
 
 
-def test_make_runs_it_with_options_that_there_are() -> None:
-    """`make notebook`'s own command line, on a notebook that is not there: no option is what is missed."""
+def test_make_runs_it_with_valid_options() -> None:
+    """The command line of `make notebook`, with a notebook that does not exist: no option is refused."""
     (line,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if "jupyter-execute" in line]
     options = [word for word in line.split() if word.startswith("--")]
     assert options
@@ -77,7 +77,7 @@ def complaint(*options: str) -> str:
 
 
 def in_this_process(notebook: Any, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Runs the cells one after the other, in the session that is there; how many plots came, and what else."""
+    """Run the cells in this process and its session; return the number of plots, and the output."""
     names: dict[str, Any] = {}
     for cell in notebook.cells:
         if cell.cell_type == "code":
@@ -90,7 +90,7 @@ def in_this_process(notebook: Any, capsys: pytest.CaptureFixture[str]) -> tuple[
 
 
 def in_a_kernel(notebook: Any, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Runs it as Jupyter does."""
+    """Run the notebook in a kernel of Jupyter's; return the same."""
     NotebookClient(notebook, timeout=240, kernel_name="python3").execute(cwd=str(NOTEBOOK.parent))
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     plots = sum("image/png" in output.get("data", {}) for output in outputs)
@@ -98,14 +98,14 @@ def in_a_kernel(notebook: Any, capsys: pytest.CaptureFixture[str]) -> tuple[int,
     return plots, "\n".join(shown)
 
 
-def test_what_is_no_ledger_is_said(
+def test_a_folder_without_a_ledger_is_an_error(
     notebook: Any,
     spark: SparkSession,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """In the first cell, and not by plots of nothing."""
+    """In the first cell, rather than empty plots later."""
     monkeypatch.setenv("PAIRBUS_LEDGER", str(tmp_path))
     with pytest.raises(FileNotFoundError, match="holds no ledger of pairbus"):
         in_this_process(notebook, capsys)
@@ -119,7 +119,7 @@ def test_it_runs_on_a_ledger(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Every cell runs; it shows four plots, the counts, the dead letters, and that nothing is missing."""
+    """It shows four plots, the counts, the dead letters, and the result of `verify`."""
     backend = "agg" if run is in_this_process else "inline"
     for name, value in (("PAIRBUS_LEDGER", ledger), ("SPARK_LOCAL_IP", "127.0.0.1"), ("MPLBACKEND", backend)):
         monkeypatch.setenv(name, value)

@@ -24,7 +24,7 @@ def test_the_guides_verification_looks_at_the_backlog(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A message that has no row and is in the backlog still is no loss; who does not look there would think so."""
+    """A message without a row that is still in the backlog is not lost; without a look there it seems so."""
     (example,) = [block for block in blocks("docs/syphon.md", "python") if "verify(" in block]
     backlog.park({0: "orders"}, 5)
     with (
@@ -51,7 +51,7 @@ def test_the_guides_verification_looks_at_the_backlog(
 
 
 def fold(spark: SparkSession, ledger: str, namespace: str, numbers: list[int]) -> None:
-    """A ledger in which these messages of queue 0 were delivered."""
+    """Write a ledger in which these messages of queue 0 were delivered."""
     count = len(numbers)
     journals = JournalFolder(f"{ledger}/_journal")
     journals.begin("run", None)

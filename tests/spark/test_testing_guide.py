@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_guides_example_runs(tmp_path: Path) -> None:
-    """Who copies both files into a folder and runs pytest there sees two tests pass."""
+    """With both files in a folder, pytest runs two tests that pass."""
     guide = (ROOT / "docs" / "testing-your-job.md").read_text()
     files = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", guide, re.MULTILINE | re.DOTALL))
     assert sorted(files) == ["orders_job.py", "test_orders_job.py"]

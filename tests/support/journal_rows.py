@@ -1,18 +1,23 @@
-"""Rows for journals, and places to keep them in."""
+"""Rows for journals, and storage to keep them on."""
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pairbus.domain.outcome import Head, Rows
+from pairbus.syphon.journal import storage as storage_module
 
 HEAD = Head("contoso", 3, batch=7, attempt=2)
 
 
 def rows(*numbers: int) -> Rows:
-    """One row a sequence number; each column says something different."""
+    """Return one row for each sequence number, with a different value in each column."""
     return Rows(
         sequence_number=list(numbers),
         message_id=[f"id-{number}" for number in numbers],
@@ -28,17 +33,34 @@ def rows(*numbers: int) -> Rows:
 
 
 def numbers(table: Any) -> list[int]:
-    """The sequence numbers of a table."""
+    """Return the sequence numbers of a table."""
     found: list[int] = table.column("sequence_number").to_pylist()
     return found
 
 
 def only_file(folder: Path) -> Path:
-    """The one file in a folder."""
+    """Return the only file in a folder."""
     (found,) = folder.iterdir()
     return found
 
 
 def mock_root() -> str:
-    """A root in a store that lives in memory, cannot append, and is nobody else's."""
+    """Return a root of its own in a store in memory, which cannot append."""
     return f"mock:///{secrets.token_hex(4)}/_journal"
+
+
+@pytest.fixture(params=["disk", "mount", "store", "object store"])
+def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A root on a disk, a mount without append and links, a store without append, and one without renames too."""
+    if request.param == "object store":
+        monkeypatch.setattr(storage_module, "_ATOMIC_SCHEMES", {"mock"})
+    if "store" in request.param:
+        return mock_root()
+    if request.param == "mount":
+        monkeypatch.setattr(storage_module, "WHOLE_FILE_MOUNTS", (f"{tmp_path}/",))
+        monkeypatch.setattr(os, "link", _no_links)
+    return str(tmp_path / "ledger" / "_journal")
+
+
+def _no_links(*_: Any) -> None:
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))

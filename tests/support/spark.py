@@ -29,17 +29,17 @@ _SMALL = {
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "1",
     "spark.databricks.delta.snapshotPartitions": "1",
-    # A query over a few rows takes longer to be compiled than to run. The demo, jobs and clusters have it as it is.
+    # Compiling a query takes longer than running it over a few rows. The demo, jobs and clusters keep the defaults.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.session.timeZone": "America/New_York",  # nothing may depend on it
+    "spark.sql.session.timeZone": "America/New_York",  # no result may depend on it
 }
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A session with Delta on two cores of this machine, which listens to nobody else."""
+    """A session with Delta on two cores, which listens on the loopback address only."""
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     session = spark_session("pairbus-tests", **_SMALL)
     session.sparkContext.setLogLevel("ERROR")
@@ -48,7 +48,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 class Backlog:
-    """A test's backlog: queues of the secondary, messages parked in them, and a configuration that finds all of it."""
+    """The backlog of a test: queues of the secondary, their messages, and a configuration."""
 
     def __init__(self, pair: Pair, folder: Path) -> None:
         self.pair = pair
@@ -57,12 +57,13 @@ class Backlog:
         self._secrets.mkdir()
 
     def config(self, *, queues: int | str = 2, **syphon: Any) -> SyphonConfig:
-        """A configuration with references to files: Spark's processes were started before this test was."""
+        """Return a configuration with references to files, because Spark's processes started before this test."""
         for name, bus in (("primary", self.pair.primary), ("secondary", self.pair.secondary)):
             (self._secrets / name).write_text(bus.connection_string)
         return SyphonConfig.from_mapping(self.mapping(queues=queues, **syphon))
 
     def mapping(self, *, queues: int | str = 2, **syphon: Any) -> dict[str, dict[str, Any]]:
+        """Return the configuration's TOML form."""
         primary, secondary = self.pair.primary, self.pair.secondary
         return {
             "primary": self._reference("primary", self.pair.name, primary.ca_file),
@@ -76,13 +77,13 @@ class Backlog:
         return reference | ({"ca_file": str(ca_file)} if ca_file else {})
 
     def create(self, count: int = 2) -> None:
-        """The backlog queues."""
+        """Create the backlog queues."""
         with administer(self.pair.secondary) as admin:
             for index in range(count):
                 admin.create_queue(queue_path(self.pair.name, index))
 
     def park(self, destinations: Mapping[int, str], count: int) -> None:
-        """So many messages in each of these queues, for these destinations, as a sender would have parked them."""
+        """Park so many messages in each queue, for its destination, as a sender would."""
         with self.pair.plain_client(self.pair.secondary) as client:
             for index, destination in destinations.items():
                 with client.get_queue_sender(queue_path(self.pair.name, index)) as sender:
@@ -99,7 +100,7 @@ class Backlog:
         )
 
     def depths(self) -> dict[int, int]:
-        """What is in each backlog queue."""
+        """Return queue index -> depth."""
         return {int(path.rpartition("/")[2]): depth for path, depth in self.pair.parked_by_queue().items()}
 
 
@@ -116,7 +117,7 @@ MOMENT = 1_794_871_800_000
 
 
 def write_toml(path: Path, mapping: dict[str, dict[str, Any]]) -> Path:
-    """A configuration as a file."""
+    """Write a configuration as TOML."""
     tables = [
         "\n".join([f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())])
         for name, table in mapping.items()
@@ -137,7 +138,7 @@ def write_journal(
     outcome: Outcome = Outcome.DELIVERED,
     settled_at: int = MOMENT,
 ) -> None:
-    """A journal of a run with one row for each sequence number (and its message id)."""
+    """Write a journal of a run, with one row for each sequence number and its message id."""
     ids = numbers if isinstance(numbers, Mapping) else {number: f"id-{number}" for number in numbers}
     journal = open_journal(f"{folder}/{run}", Head("contoso", queue_index, batch, attempt))
     count = len(ids)

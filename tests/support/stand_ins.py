@@ -1,4 +1,4 @@
-"""Drains that stand in for the real one where it cannot be made to do what a test needs; they travel to executors."""
+"""Drains for cases that the real one cannot be brought into; they are pickled to executors."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from typing import Any
 from azure.servicebus import ServiceBusClient
 
 from pairbus.domain.backlog import queue_path
-from pairbus.domain.outcome import Held, Outcome, QueueSummary, Rows
-from pairbus.spark.drain_task import Trial
-from pairbus.spark.signals import SharedSample
+from pairbus.domain.outcome import HeldCount, Outcome, QueueSummary, Rows
+from pairbus.spark.drain_task import ExecutorCheck
+from pairbus.spark.signals import FolderProbe
 from pairbus.syphon.drain.drain import drain_queue
 
 
 def hold_everything(*, queue_index: int, **others: Any) -> QueueSummary:
-    """Whatever is there, its destination does not take it."""
-    held = (Held("orders", "com.microsoft:server-busy", 3),)
+    """Hold every message back, as for a destination that is busy."""
+    held = (HeldCount("orders", "com.microsoft:server-busy", 3),)
     return QueueSummary(queue_index, received=3, held=3, empty=True, held_for=held)
 
 
 def explode(**others: Any) -> QueueSummary:
-    """A defect."""
+    """Fail, as by a defect."""
     raise RuntimeError("a defect in the drain")
 
 
 class WithoutPairbus:
-    """What an executor says that has no pairbus."""
+    """A check on an executor that has no pairbus."""
 
-    def __init__(self, sample: Any) -> None: ...
+    def __init__(self, probe: Any) -> None: ...
 
     def run(self, batches: Any) -> Any:
         raise ModuleNotFoundError("No module named 'pairbus'")
 
 
-class OnAnotherMachine(Trial):
+class OnAnotherMachine(ExecutorCheck):
     """An executor that has another folder at that path."""
 
-    def __init__(self, sample: SharedSample) -> None:
-        super().__init__(replace(sample, folder=f"{sample.folder}-of-another-machine"))
+    def __init__(self, probe: FolderProbe) -> None:
+        super().__init__(replace(probe, folder=f"{probe.folder}-of-another-machine"))
 
 
 class UntilStopped:
-    """Delivers a message every now and then until it is told to stop; leaves a file when it has begun."""
+    """A drain that delivers a message now and then until it is stopped; it leaves a file when it has begun."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -63,14 +63,14 @@ class UntilStopped:
 
 
 def row(number: int) -> Rows:
-    """One delivered message."""
+    """Return the row of one delivered message."""
     return Rows(
         [number], [f"id-{number}"], [None], ["orders"], [Outcome.DELIVERED.value], [None], [None], [0], [10], [0]
     )
 
 
 class KilledOnce:
-    """Delivers a message, tells of it, and is killed; the next one finds the traces and does what is left."""
+    """A drain that delivers a message, writes its row and is killed; the next one delivers another and returns."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -86,7 +86,7 @@ class KilledOnce:
 
 
 class DiesWithLocks:
-    """The first of them takes ten messages and is killed with their locks; those that follow are real drains."""
+    """A drain that locks ten messages and is killed; later ones are real drains."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,6 +1,6 @@
-"""The `pairbus` command: reads the arguments and hands over to the part that was asked for.
+"""The `pairbus` command: it parses the arguments and runs one subcommand.
 
-Each part is imported only when it is called, so that `pairbus --help` works whichever extras are installed.
+A subcommand is imported only when it is run, so that `pairbus --help` works without any extra.
 """
 
 import argparse
@@ -12,28 +12,28 @@ from typing import NoReturn
 from pairbus import __version__
 
 USAGE_ERROR = 2
-#: As shells have it for Ctrl-C.
+#: Exit code of a command that Ctrl-C ended, as shells define it.
 INTERRUPTED = 130
-#: Command → the module that has it, the extra that module needs, and what it is for.
+#: Command -> its module, the extra that the module needs, and its line in the help text.
 _PARTS = {
     "localbus": (
         "pairbus.localbus.command",
         "localbus",
         "run a Service Bus on 127.0.0.1 that the Azure SDKs can talk to",
     ),
-    "drain": ("pairbus.cli.drain", "syphon", "bring parked messages home, with this one process"),
+    "drain": ("pairbus.cli.drain", "syphon", "deliver parked messages, with this one process"),
 }
 
 
 class _Parser(argparse.ArgumentParser):
-    """One line for a mistake, as for every other thing that cannot work: no page of options around it."""
+    """A parser that reports a mistake in one line, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(USAGE_ERROR, f"{self.prog}: {message} ({self.prog} --help tells what is right)\n")
+        self.exit(USAGE_ERROR, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line `arguments` (the process's own by default) and return the exit code."""
+    """Run the command line `arguments`, by default those of the process, and return the exit code."""
     if arguments is None:
         arguments = sys.argv[1:]
     parser = _Parser(
@@ -43,8 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"pairbus {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
     parts = {
-        name: commands.add_parser(name, help=said, add_help=False)  # its options are known once the part is imported
-        for name, (_, _, said) in _PARTS.items()
+        name: commands.add_parser(name, help=text, add_help=False)  # its module, imported below, adds the options
+        for name, (_, _, text) in _PARTS.items()
     }
 
     name = parser.parse_known_args(arguments)[0].command
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options, unknown = parser.parse_known_args(arguments)
         if unknown:
             parts[name].error(f"unrecognized arguments: {' '.join(unknown)}")
-        code: int = part.run(options)  # it may import more
+        code: int = part.run(options)  # may import more modules that are missing
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] == "pairbus":
             raise
@@ -65,6 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return USAGE_ERROR
-    except KeyboardInterrupt:  # before the part listens for signals itself: nothing was begun
+    except KeyboardInterrupt:  # the subcommand had not installed its signal handlers yet
         return INTERRUPTED
     return code

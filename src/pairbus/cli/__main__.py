@@ -1,4 +1,4 @@
-"""`python -m pairbus.cli`: the `pairbus` command without its script."""
+"""`python -m pairbus.cli`: the `pairbus` command, where its script is not on the path."""
 
 import sys
 

@@ -10,11 +10,12 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
-#: The longest duration the service knows; it stands for "never".
+#: The service's longest duration, which stands for "never".
 FOREVER = "P10675199DT2H48M5.4775807S"
 _FOREVER = timedelta(days=10675199)
 
-#: How a backlog queue is made, by the administration client's names. Everything else keeps the service's default.
+#: The properties with which backlog queues are created, by the administration client's names; others have the
+#: service's defaults.
 PROPERTIES: Mapping[str, Any] = MappingProxyType(
     {
         "max_size_in_megabytes": 5120,
@@ -27,20 +28,20 @@ PROPERTIES: Mapping[str, Any] = MappingProxyType(
     }
 )
 
-#: What a queue must not have to be one of a backlog, and what would become of parked messages.
+#: Properties that a backlog queue must not have, each with its effect on parked messages.
 _MUST_NOT: Mapping[str, str] = MappingProxyType(
     {
-        # Ids are unique for each entity that is sent to, and a backlog queue holds messages for many of them.
+        # Ids are unique for one destination, and a backlog queue holds messages for many of them.
         "requires_duplicate_detection": "must be False: the queue would drop a message that has the id of another's",
         "requires_session": "must be False: the queue would refuse parked messages, which have no session",
-        "forward_to": "must not be set: the queue would pass on what is parked in it, and no syphon would find it",
+        "forward_to": "must not be set: the queue would forward parked messages, and no syphon would find them",
     }
 )
 _ACTIVE = "Active"
 
 
 def namespace_name(host: str) -> str | None:
-    """The first label of a namespace's host name; nothing for an address or `localhost`, which name no namespace."""
+    """Return the first label of a namespace's host name; None for an address or `localhost`, which contain no name."""
     bare = host.strip().rstrip(".").lower()
     if bare.startswith("["):
         return None
@@ -56,12 +57,12 @@ def namespace_name(host: str) -> str | None:
 
 
 def queue_path(namespace: str, index: int) -> str:
-    """The path of a backlog queue."""
+    """Return the path of a backlog queue."""
     return f"{namespace}/x-servicebus-transfer/{index}"
 
 
-def told_queues(indexes: Sequence[int]) -> str:
-    """Indexes in the short form that `queues` reads: "0-4,7"."""
+def format_indexes(indexes: Sequence[int]) -> str:
+    """Return indexes in the short form of the option `queues`, such as "0-4,7"."""
     runs: list[list[int]] = []
     for index in sorted(indexes):
         if runs and index == runs[-1][1] + 1:
@@ -72,19 +73,18 @@ def told_queues(indexes: Sequence[int]) -> str:
 
 
 def differences(found: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Where a queue is not as pairbus makes them: property → (what it is, what it would be). Its status too, if that
-    is told."""
-    told = {
+    """Return property → (its value, that of a queue made by pairbus) where they differ; also for the status."""
+    different = {
         name: (found.get(name), wanted)
         for name, wanted in PROPERTIES.items()
         if not _same(found.get(name), wanted)
     }  # fmt: skip
     status = found.get("status") or _ACTIVE
-    return told if status == _ACTIVE else {**told, "status": (status, _ACTIVE)}
+    return different if status == _ACTIVE else {**different, "status": (status, _ACTIVE)}
 
 
 def unusable(found: Mapping[str, Any]) -> str | None:
-    """Why a queue cannot be used as a backlog, whatever else it is like: the property, and what would be right."""
+    """Return the property for which a queue cannot be a backlog queue, and the right value; None if it can be one."""
     for name, why in _MUST_NOT.items():
         if found.get(name):
             return f"its {name} is {found[name]!r} and {why}"

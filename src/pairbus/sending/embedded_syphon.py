@@ -48,7 +48,7 @@ class PairingSyphon:
             event_hubs=event_hubs,
             options=drain.DrainOptions(retry_interval=options.seconds("syphon_retry_interval"), late=options.late),
             on_round=self._round,
-            on_asked=lambda count: operations.add("management", count),
+            on_query=lambda count: operations.add("management", count),
         )
         try:
             self._service.begin()
@@ -76,8 +76,8 @@ class PairingSyphon:
         except Exception as error:
             self._tell(events.SYPHON_ENDED, error=describe_error(error))
         else:
-            if self._service.not_ended is not None:
-                self._tell(events.SYPHON_ENDED, error=self._service.not_ended)
+            if self._service.journal_error is not None:
+                self._tell(events.SYPHON_ENDED, error=self._service.journal_error)
 
     def _round(self, done: Any) -> None:
         self._operations.add("syphon", sum(each.operations for each in done.queues))

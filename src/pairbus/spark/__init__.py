@@ -1,4 +1,4 @@
-"""The syphon on Spark: a streaming query that brings parked messages home, and a ledger of every one of them.
+"""The syphon on Spark: a streaming query that delivers parked messages, and a ledger with the outcome of each.
 
 from pairbus.spark import syphon
 
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from .session import spark_session
     from .verification import Verification, verify
 
-#: Where each public name lives. Imported when it is first asked for: Spark starts several processes for every query,
-#: and they need little of it.
-_HOMES = {
+#: Public name -> its module, imported on first use: each query starts several processes, which need few of them.
+_MODULES = {
     "BatchSummary": "batch_summary",
     "Ledger": "ledger",
     "Syphon": "job",
@@ -47,12 +46,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_MODULES])

@@ -1,136 +1,92 @@
-"""What a batch came to, and when a syphon that is to run once is done."""
+"""Summaries of batches, and the end of a run-once syphon."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pairbus.domain.outcome import Held, QueueSummary, held_over, out_of_reach
+from pairbus.domain.outcome import HeldCount, QueueSummary, held_over
 from pairbus.errors import PairbusError
-from pairbus.syphon.drain.lock_tracking import OUT_OF_REACH_SECONDS
+from pairbus.syphon.drain.completion import CompletionTracker
 
-#: What is summed up over the queues, in a log's line and in `query.lastProgress.observedMetrics["pairbus"]`.
+#: Counts that are summed up over the queues, in the log and in `query.lastProgress.observedMetrics["pairbus"]`.
 COUNTS = ("received", "delivered", "dead_lettered", "held", "in_doubt", "bytes", "operations")
-#: How many batches in a row may bring nothing home and end with errors.
-_FRUITLESS = 2
+#: Counts that a summary's text begins with.
+_SHOWN = ("delivered", "dead_lettered", "held", "in_doubt")
 
 
 class SyphonError(PairbusError):
-    """A syphon could not empty the backlog; the text says what is in the way."""
+    """A syphon that cannot run, or could not empty the backlog; the text names the obstacle."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSummary:
-    """What one batch came to."""
+    """The result of one batch."""
 
     batch: int
     queues: tuple[QueueSummary, ...]
-    #: Depth by queue index before and after; None where nobody knows.
+    #: Queue index -> depth before and after the batch; None if it is unknown.
     before: Mapping[int, int | None]
     after: Mapping[int, int | None]
     seconds: float
-    #: Billable operations besides those of the queues: management calls.
+    #: Billable operations of depth queries, which the queues' own do not include.
     management: int
 
     def total(self, count: str) -> int:
-        """One of the counts, over all queues."""
+        """Return one of the counts, summed up over all queues."""
         return sum(getattr(queue, count) for queue in self.queues)
 
     @property
     def moved(self) -> int:
-        """How many messages left the backlog."""
+        """The number of messages that left the backlog."""
         return self.total("delivered") + self.total("dead_lettered")
 
     @property
     def errors(self) -> dict[int, str]:
+        """Queue index -> error of the queues that have one."""
         return {queue.queue_index: queue.error for queue in self.queues if queue.error is not None}
 
     def __str__(self) -> str:
         depths = self.after.values()
         left = "an unknown number" if None in depths else sum(depth or 0 for depth in depths)
-        told = ", ".join(f"{self.total(count)} {count.replace('_', '-')}" for count in COUNTS[1:5])
+        counts = ", ".join(f"{self.total(count)} {count.replace('_', '-')}" for count in _SHOWN)
         errors = "".join(f"; queue {index}: {error}" for index, error in self.errors.items())
         operations = self.total("operations") + self.management
         return (
-            f"batch {self.batch}: {told}; {left} left in the backlog; {self.total('bytes')} bytes, "
+            f"batch {self.batch}: {counts}; {left} left in the backlog; {self.total('bytes')} bytes, "
             f"{operations} billable operations, {self.seconds:.1f} s{errors}"
         )
 
 
-class Once:
-    """Watches batch after batch until what was there has left the backlog, or until it is plain that it cannot be
-    emptied. A queue is done with when it was seen empty but for what is held back, or twice empty before more came, or
-    when as many messages have left it as were there at first."""
+class RunOnceTracker:
+    """The batches of a run-once syphon, judged by a `CompletionTracker`, and the result or the error of the run."""
 
-    def __init__(self, queues: Sequence[int], clock: Callable[[], float] = time.monotonic) -> None:
-        self._queues = queues
-        self._clock = clock
-        self._moved_at = clock()
-        self._fruitless = 0
-        #: How often a queue was emptied, how many messages were there first, and how many have left it since: somebody
-        #: may be filling it all the time.
-        self._emptied: Counter[int] = Counter()
-        self._there: dict[int, int] = {}
-        self._moved: Counter[int] = Counter()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._completion = CompletionTracker(clock)
         self._last: BatchSummary | None = None
-        #: Whether no further batch is needed, or would help.
+        self._obstacles: list[str] = []
+        #: True if no further batch is needed, or none can make progress.
         self.is_over = False
-        self._trouble: list[str] = []
 
     def is_done(self, summary: BatchSummary) -> bool:
-        """Whether no further batch is needed, or would help."""
-        self.is_over = self._is_done(summary)
+        """Record a batch; return True if no further batch is needed, or none can make progress."""
+        self._last = summary
+        self.is_over = self._completion.observe(summary.queues, summary.before, summary.after)
+        if self._completion.has_given_up:
+            self._obstacles = [f"queue {index}: {reason}" for index, reason in self._completion.unfinished.items()]
         return self.is_over
 
-    def _is_done(self, summary: BatchSummary) -> bool:
-        self._last = summary
-        if summary.moved:
-            self._moved_at = self._clock()
-        self._fruitless = self._fruitless + 1 if summary.errors and not summary.moved else 0
-        for queue in summary.queues:
-            if (before := summary.before.get(queue.queue_index)) is not None:
-                self._there.setdefault(queue.queue_index, before)
-            self._moved[queue.queue_index] += queue.delivered + queue.dead_lettered
-            if queue.empty and queue.received and queue.error is None:
-                self._emptied[queue.queue_index] += 1
-        errors = summary.errors
-        left = {queue.queue_index: self._left(queue, summary) for queue in summary.queues}
-        left = {index: why for index, why in left.items() if why is not None}
-        if not left:
-            return True
-        if self._fruitless >= _FRUITLESS or (not errors and self._clock() - self._moved_at > OUT_OF_REACH_SECONDS):
-            self._trouble = [f"queue {index}: {why}" for index, why in left.items()]
-            return True
-        return False
-
-    def _left(self, queue: QueueSummary, summary: BatchSummary) -> str | None:
-        """Why a queue is not done with; nothing if it is."""
-        if queue.error is not None:
-            return queue.error
-        if queue.queue_index not in summary.after:
-            return None
-        depth = summary.after[queue.queue_index]
-        there = self._there.get(queue.queue_index)
-        if there is not None and 0 < there <= self._moved[queue.queue_index]:
-            return None
-        if queue.empty and ((depth is not None and depth <= queue.held) or self._emptied[queue.queue_index] > 1):
-            return None
-        if depth is None:
-            return "nobody could say how many messages are left" if not queue.empty else None
-        return out_of_reach(depth, queue.held) or "it was not seen empty"
-
     def found_empty(self) -> None:
-        """Nothing is there any more, not even what was held back: another syphon was quicker."""
+        """End the run: the backlog is empty, because another syphon has drained it."""
         self._last, self.is_over = None, True
 
-    def give_up(self, why: str) -> None:
-        """It cannot be done."""
-        self._trouble = [why]
+    def give_up(self, obstacle: str) -> None:
+        """End the run with an error."""
+        self._obstacles = [obstacle]
 
-    def result(self) -> tuple[Held, ...]:
-        """What is held back in the backlog, by destination and reason; raises if more than that is left."""
-        if self._trouble:
-            raise SyphonError("the backlog could not be emptied: " + "; ".join(self._trouble))
+    def result(self) -> tuple[HeldCount, ...]:
+        """Return the held messages by destination and reason; raise `SyphonError` if more than those are left."""
+        if self._obstacles:
+            raise SyphonError("the backlog could not be emptied: " + "; ".join(self._obstacles))
         return held_over(self._last.queues if self._last is not None else ())

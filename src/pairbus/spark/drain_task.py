@@ -1,4 +1,4 @@
-"""What runs on executors: one task drains one backlog queue and returns one summary. Nothing makes it raise."""
+"""The code that runs on executors: a task drains one backlog queue and returns its summary. It never raises."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from pairbus.config.syphon_config import SyphonConfig
-from pairbus.domain.outcome import Head, Held, QueueSummary
+from pairbus.domain.outcome import Head, HeldCount, QueueSummary
 from pairbus.syphon.drain.drain import DrainOptions, drain_queue
 from pairbus.syphon.journal.journal import close_journal, open_journal
 
-from .signals import KillMark, SharedSample, StopMark
+from .signals import FolderProbe, KillSignal, StopSignal
 
 log = logging.getLogger("pairbus.syphon")
 
-Drain = Callable[..., QueueSummary]
+#: A function with the parameters of `drain_queue`.
+DrainFunction = Callable[..., QueueSummary]
 
-#: One row per queue: what the source said of it, and its `QueueSummary`.
+#: One row per queue: the source's depth and tick, and the fields of its `QueueSummary`.
 SUMMARY = (
     "queue_index int, depth bigint, tick bigint, received bigint, delivered bigint, dead_lettered bigint, "
     "held bigint, in_doubt bigint, bytes bigint, operations bigint, seconds double, empty boolean, "
     "held_for array<struct<destination: string, reason: string, count: bigint>>, error string"
 )
-#: What is held back for whom, as Arrow has it.
+#: `QueueSummary.held_for` as an Arrow type.
 HELD = pa.list_(pa.struct([("destination", pa.string()), ("reason", pa.string()), ("count", pa.int64())]))
 _SUMMARY = pa.schema(
     [
@@ -46,39 +47,44 @@ _SUMMARY = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class DrainTask:
-    """The function that Spark runs on the source's rows. It travels to executors, with references and no secret."""
+    """The function that Spark runs on the source's rows. It is pickled, so it holds references and no secrets."""
 
     config: SyphonConfig
     #: The folder of this run's journals.
     journals: str
-    mark: StopMark
-    drain: Drain = drain_queue
-    #: Until then (wall time) messages may be locked by tasks of a run that was killed.
-    wary_until: float = 0.0
-    kills: KillMark | None = None
+    stop: StopSignal
+    drain: DrainFunction = drain_queue
+    #: Time (seconds since 1970) until which tasks of a run that was killed may have messages locked.
+    locked_until: float = 0.0
+    #: The same for tasks of this run.
+    kills: KillSignal | None = None
 
     def run(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Drain the queue of each row, and yield its summary as a batch of one row."""
         for batch in batches:
             for row in batch.to_pylist():
                 summary = self.summarise(row["queue_index"], row["depth"], row["tick"], row["busy"])
-                told = asdict(summary) | {"depth": row["depth"], "tick": row["tick"]}
-                yield pa.RecordBatch.from_pylist([told], schema=_SUMMARY)
+                fields = asdict(summary) | {"depth": row["depth"], "tick": row["tick"]}
+                yield pa.RecordBatch.from_pylist([fields], schema=_SUMMARY)
 
     def summarise(self, queue_index: int, depth: int | None, tick: int, busy: int) -> QueueSummary:
-        """Drain one queue; an empty one is not even connected to."""
+        """Drain one queue and return its summary, which includes any error. No connection is made for an empty queue.
+
+        `tick` numbers the batch, and `busy` is the number of queues that share the rate limit.
+        """
         if depth == 0:
             return QueueSummary(queue_index, empty=True)
-        began = time.monotonic()
+        started = time.monotonic()
         try:
-            return self._drained(queue_index, tick, busy)
-        except Exception as error:  # one queue's trouble must not end the batch of the others
-            log.warning("queue %d could not be drained", queue_index, exc_info=True)
-            told = f"{type(error).__name__}: {error}"
-            return QueueSummary(queue_index, seconds=time.monotonic() - began, error=told)
+            return self._drain(queue_index, tick, busy)
+        except Exception as error:  # an error of one queue must not end the batch of the others
+            log.warning("backlog queue %d could not be drained", queue_index, exc_info=True)
+            text = f"{type(error).__name__}: {error}"
+            return QueueSummary(queue_index, seconds=time.monotonic() - started, error=text)
 
-    def _drained(self, queue_index: int, tick: int, busy: int) -> QueueSummary:
+    def _drain(self, queue_index: int, tick: int, busy: int) -> QueueSummary:
         config = self.config
-        if self.mark.is_set():
+        if self.stop.is_set():
             return QueueSummary(queue_index)
         primary, secondary, event_hubs = config.resolve()
         context = TaskContext.get()
@@ -97,7 +103,7 @@ class DrainTask:
                     after_a_kill=self._is_after_a_kill(context),
                     max_rate=config.max_rate / max(busy, 1) if config.max_rate else None,
                 ),
-                stop=self.mark.is_set,
+                stop=self.stop.is_set,
             )
         finally:
             close_journal(journal, queue_index)
@@ -105,34 +111,36 @@ class DrainTask:
     def _is_after_a_kill(self, context: TaskContext | None) -> bool:
         if context is not None and context.attemptNumber() > 0:
             return True
-        return time.time() < max(self.wary_until, 0.0 if self.kills is None else self.kills.until())
+        return time.time() < max(self.locked_until, 0.0 if self.kills is None else self.kills.until())
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """What is tried on executors before a message moves. Who can run it has pairbus and all that it needs, because this
-    module could be imported."""
+class ExecutorCheck:
+    """A check of the executors before any message moves.
 
-    sample: SharedSample
+    To unpickle it an executor imports this module, and so pairbus and all that a drain needs.
+    """
+
+    probe: FolderProbe
 
     def run(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The machine's name if it does not see what the driver has put into the journals' folder."""
+        """Yield the executor's host if it does not share the journal folder with the driver."""
         for _ in batches:
-            blind = [] if self.sample.is_seen() else [socket.gethostname()]
-            yield pa.RecordBatch.from_pydict({"blind": blind}, _BLIND)
+            hosts = [] if self.probe.is_seen() else [socket.gethostname()]
+            yield pa.RecordBatch.from_pydict({"host": hosts}, _HOST)
 
 
-def passed_on(batches: Iterator[Any]) -> Iterator[Any]:
-    """What came, as it came."""
+def pass_through(batches: Iterator[Any]) -> Iterator[Any]:
+    """Return the batches unchanged."""
     return batches
 
 
-_BLIND = pa.schema([("blind", pa.string())])
+_HOST = pa.schema([("host", pa.string())])
 
 
 def summary_of(row: Any) -> QueueSummary:
-    """A row of the summary frame, as it was before it travelled."""
-    told = row.asDict(recursive=True)
-    held = tuple(Held(**each) for each in told.pop("held_for") or ())
-    del told["depth"], told["tick"]
-    return QueueSummary(**told, held_for=held)
+    """Return the summary that a row of the summary frame holds."""
+    fields = row.asDict(recursive=True)
+    held = tuple(HeldCount(**each) for each in fields.pop("held_for") or ())
+    del fields["depth"], fields["tick"]
+    return QueueSummary(**fields, held_for=held)

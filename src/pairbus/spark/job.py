@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,393 +22,326 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pyspark.errors import PythonException
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pairbus.config.syphon_config import SyphonConfig
-from pairbus.domain.outcome import Held, Outcome
-from pairbus.errors import OptionError, PairbusError
-from pairbus.options import Namespace, refuse_same
-from pairbus.runtime.redaction import describe_error
-from pairbus.syphon.depths import Depths, backlog_depths, none_exists_text, warn_of
+from pairbus.domain.outcome import HeldCount, Outcome
+from pairbus.errors import PairbusError
+from pairbus.options import refuse_same
+from pairbus.runtime.backoff import Backoff
+from pairbus.syphon.backlog_monitor import BacklogMonitor
+from pairbus.syphon.depths import DepthQuery, Depths, log_warnings, none_exists_text
 from pairbus.syphon.drain.drain import drain_queue, never
 from pairbus.syphon.drain.lock_tracking import LONGEST_LOCK
 from pairbus.syphon.journal.folding import JournalFolder
 from pairbus.syphon.journal.storage import join
 
-from .batch_summary import COUNTS, BatchSummary, Once, SyphonError
-from .checkpoint import CheckpointNote
-from .drain_task import SUMMARY, Drain, DrainTask, Trial, passed_on, summary_of
-from .ledger import BatchRow, Ledger, cause_of
-from .signals import KillMark, SharedSample, StopMark
-from .source import FORMAT, LONGEST_PAUSE, BacklogSource, Note
+from .batch_runner import BatchRunner
+from .batch_summary import COUNTS, BatchSummary, RunOnceTracker, SyphonError
+from .drain_task import SUMMARY, DrainFunction, DrainTask
+from .java_errors import root_cause
+from .ledger import Ledger
+from .preflight import check_executors, create_tables, refuse_speculation
+from .signals import KillSignal, LastRun, ReaderNote, ReaderNotes, StopSignal
+from .source import FORMAT, LONGEST_PAUSE, BacklogSource
 
 log = logging.getLogger("pairbus.syphon")
 
-#: How often in a row a batch may fail as a whole before the query does.
-_FAILURES = 3
-#: How often somebody is asked whether to stop.
-_GLANCE = 0.2
-#: How long a syphon that runs once may wait for a batch to begin, and after how long it looks itself.
-_SILENCE = 120.0
-_QUIET = 15.0
-#: How long a batch may go on after its tasks' time is over: a last window, a ledger to be written.
-_PATIENCE = 600.0
-#: How long Spark may take to close a batch that has ended.
-_FAREWELL = 10.0
+#: Seconds between two looks at whether a run-once syphon is to end.
+_POLL_SECONDS = 0.2
+#: Seconds without a batch after which a run-once syphon queries the depths itself, and after which it gives up.
+_IDLE_QUERY_SECONDS, _IDLE_LIMIT_SECONDS = 15.0, 120.0
+#: The longest pause between two batches of a run-once syphon.
+_RUN_ONCE_PAUSE = 10.0
+#: Seconds that a batch may take beyond the budget of its tasks: a last window, a fold of the ledger.
+_BATCH_END_SECONDS = 600.0
+#: Seconds that Spark may take to commit a batch that has ended.
+_COMMIT_SECONDS = 10.0
 
 
 def syphon(
     spark: SparkSession,
     config: SyphonConfig | Mapping[str, Any] | str | os.PathLike[str],
     *,
-    drain: Drain = drain_queue,
+    drain: DrainFunction = drain_queue,
 ) -> Syphon:
-    """A syphon for a backlog, ready to start. Raises if it could not run as it must.
+    """Return a syphon that is ready to start; it has checked all it needs, and moved no message.
 
-    The configuration may also be a TOML file's path, or a mapping of its form.
+    Parameters
+    ----------
+    spark
+        The session to run in, with Delta (see `spark_session`).
+    config
+        A configuration, a mapping of the form of its TOML file, or that file's path.
+    drain
+        The function that drains one queue on an executor.
+
+    Raises
+    ------
+    OptionError, ConfigError
+        If the configuration, or a setting of Spark, is wrong; the ledger or the journal folder cannot be written to.
+    SyphonError
+        If executors lack pairbus, or do not share the journal folder with the driver.
     """
     if isinstance(config, Mapping):
         config = SyphonConfig.from_mapping(config)
     elif not isinstance(config, SyphonConfig):
         config = SyphonConfig.load(config)
-    return Syphon(spark, config, drain)
+    made = Syphon(spark, config, drain)
+    made.open()
+    return made
 
 
 class Syphon:
-    """One streaming query that drains one backlog; start it once."""
+    """One run: a streaming query that drains the queues of one backlog. It is opened, then started, once."""
 
-    def __init__(self, spark: SparkSession, config: SyphonConfig, drain: Drain = drain_queue) -> None:
-        if (spark.conf.get("spark.speculation", "false") or "").lower() == "true":
-            raise OptionError(
-                "spark.speculation is true: Spark would run a slow task a second time beside the first, and the two "
-                "would drain one queue at once. Set spark.speculation=false for this job"
-            )
+    def __init__(self, spark: SparkSession, config: SyphonConfig, drain: DrainFunction = drain_queue) -> None:
         self._spark = spark
-        self._places = config.require_ledger()
-        primary, secondary, _ = config.resolve()
-        refuse_same(primary, secondary)
-        self._secondary: Namespace | None = secondary
-        name = primary.name
-        # From here on the name can be told without a secret.
-        self.config = replace(config, primary=replace(config.primary, name=name))
-        self._name = name
         self._drain = drain
+        self._places = config.require_ledger()
+        #: The configuration; once opened, with the primary's name.
+        self.config = config
+        #: The run's id.
         self.run = uuid.uuid4().hex
         self.ledger = Ledger(spark, self._places.ledger)
-        self._journals = JournalFolder(self._places.journal)
-        self._mark = StopMark(self._places.journal, self.run)
-        self._kills = KillMark(self._places.journal, self.run)
-        #: Where the reader finds notes, beside the driver.
-        self._note = Path(tempfile.mkdtemp(prefix="pairbus-")) / "note"
-        weakref.finalize(self, shutil.rmtree, self._note.parent, ignore_errors=True)
-        self._serial = 0
-        self._pause = 0.0
-        self._failures = 0
-        self._stopping = threading.Event()
-        self._state = threading.Condition()
-        self._in_batch = False
-        #: When a batch began or ended last.
-        self._sign_at = time.monotonic()
-        self._stop_lock = threading.Lock()
-        self._ended = False
-        self._longest_pause = LONGEST_PAUSE
-        self._judge: Callable[[BatchSummary], bool] = lambda summary: False
-        self._summaries: list[BatchSummary] = []
-        #: Queues that were not asked for and have messages, as the secondary last said: index → how many.
-        self.left_out: Mapping[int, int] = {}
-        self._began_at = datetime.now(timezone.utc)
-        self._second_hand = ThreadPoolExecutor(1, "pairbus-ledger")
         self.query: StreamingQuery | None = None
-        # What is not as it must be is found now, before any message has moved. Each waits for processes to start.
-        with ThreadPoolExecutor(3, "pairbus-start") as others:
-            tables, backlog = others.submit(self.ledger.create), others.submit(self._load)
-            tried = others.submit(self._try_executors)
-        try:
-            tables.result()
-        except Exception as error:
-            raise OptionError(f"[ledger] path cannot be used: {self._places.ledger}: {cause_of(error)}") from error
-        tried.result()
-        self._backlog = backlog.result()
-
-    def _try_executors(self) -> None:
-        """Whether executors have pairbus, and see what the driver writes to the journals' folder."""
-        slots = self._spark.sparkContext.defaultParallelism
-        sample = SharedSample(self._places.journal, self.run)
-        try:
-            sample.put()
-        except OSError as error:
-            raise OptionError(f"[ledger] journal cannot be written to: {error}") from error
-        try:
-            # Two processes for each task, as in a batch, of which one reads and one drains: they are there from now on.
-            first = self._spark.range(0, slots, 1, slots).mapInArrow(Trial(sample).run, "blind string")
-            tried = first.mapInArrow(passed_on, "blind string").collect()
-        except PythonException as error:
-            why = str(error).strip().rpartition("\n")[2]
-            raise SyphonError(f"pairbus cannot be used on the executors; is it installed there? {why}") from error
-        finally:
-            sample.remove()
-        if tried:
-            blind = ", ".join(sorted({row.blind for row in tried}))
-            raise SyphonError(
-                f"[ledger] journal {self._places.journal} is not the same folder everywhere: what the driver writes "
-                f"there is not seen on {blind}. It must be on storage that all machines share, else rows of the ledger "
-                "would be lost"
-            )
-
-    def _load(self) -> DataFrame:
-        self._spark.dataSource.register(BacklogSource)
-        options = {"config": json.dumps(self.config.to_mapping()), "note": str(self._note)}
-        return self._spark.readStream.format(FORMAT).options(**options).load()
+        self._journals = JournalFolder(self._places.journal)
+        self._stop_signal = StopSignal(self._places.journal, self.run)
+        self._kill_signal = KillSignal(self._places.journal, self.run)
+        self._stopping = threading.Event()
+        self._stop_lock = threading.Lock()
+        self._is_open = self._has_ended = False
+        self._batches: BatchRunner | None = None
 
     @property
     def last_batch(self) -> BatchSummary | None:
-        """What the newest batch came to."""
-        return self._summaries[-1] if self._summaries else None
+        """The summary of the newest batch."""
+        return self._batches.summaries[-1] if self._batches is not None and self._batches.summaries else None
+
+    @property
+    def left_out(self) -> Mapping[int, int]:
+        """Queue index -> depth of the queues with messages that were not asked for, as of the last depth query."""
+        depths = self._monitor.last if self._is_open else None
+        return {} if depths is None else depths.left_out
+
+    # --- opening -----------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Check all that a run needs, and create the ledger's tables; raises as `syphon` does. Without effect if the
+        syphon is open."""
+        if self._is_open:
+            return
+        refuse_speculation(self._spark)
+        primary, secondary, _ = self.config.resolve()
+        refuse_same(primary, secondary)
+        self._name = primary.name
+        # With the name in it, executors and the reader need no secret to know the name.
+        self.config = replace(self.config, primary=replace(self.config.primary, name=primary.name))
+        self._monitor = BacklogMonitor(
+            DepthQuery(primary.name, self.config.queues), self.config.secondary.resolve, secondary=secondary
+        )
+        self._note_folder = Path(tempfile.mkdtemp(prefix="pairbus-"))
+        weakref.finalize(self, shutil.rmtree, self._note_folder, ignore_errors=True)
+        self._notes = ReaderNotes(self._note_folder / "note", self._stopping)
+        self._started_at = datetime.now(timezone.utc)
+        # At the same time, because each waits for processes that Spark starts.
+        with ThreadPoolExecutor(3, "pairbus-start") as pool:
+            tables = pool.submit(create_tables, self.ledger, self._places.ledger)
+            executors = pool.submit(check_executors, self._spark, self._places.journal, self.run)
+            source = pool.submit(self._load_source)
+        tables.result()
+        executors.result()
+        self._source = source.result()
+        self._is_open = True
+
+    def _load_source(self) -> DataFrame:
+        self._spark.dataSource.register(BacklogSource)
+        options = {"config": json.dumps(self.config.to_mapping()), "note": str(self._note_folder / "note")}
+        return self._spark.readStream.format(FORMAT).options(**options).load()
 
     # --- starting and stopping ---------------------------------------------------------------------------
 
     def start(self, depths: Depths | None = None) -> StreamingQuery:
-        """Begin to drain, until `stop`. What an earlier run has left in its journals is folded in first.
+        """Start to drain, until `stop`, and return the query.
 
-        If the caller has just asked for the depths, nobody asks again. Queues that are not there are told.
+        The journals of earlier runs are folded into the ledger first. Missing queues are logged. Pass `depths` to skip
+        the depth query. Raises `PairbusError` if the syphon was started before, and `SyphonError` if the checkpoint or
+        the journal folder cannot be used.
         """
+        return self._start(depths)
+
+    def _start(self, depths: Depths | None, tracker: RunOnceTracker | None = None) -> StreamingQuery:
+        """Start, for as long as the tracker says if there is one."""
         if self.query is not None:
             raise PairbusError("this syphon was started before; make a new one")
+        self.open()
         self._begin()
-        depths = depths or self._ask()
+        depths = depths or self._query_depths()
         if depths is not None:
-            self._warn_of(depths)
-            self._tell(Note(depths=depths.by_index, asked_at=time.time()))
-        wary_until = time.time() + LONGEST_LOCK if self._journals.after_a_kill else 0.0
+            self._log_warnings(depths)
+            self._notes.write(ReaderNote(depths=depths.by_index, queried_at=time.time()))
+        locked_until = time.time() + LONGEST_LOCK if self._journals.follows_killed_run else 0.0
         journals = join(self._places.journal, self.run)
-        task = DrainTask(self.config, journals, self._mark, self._drain, wary_until, self._kills)
-        drained = self._backlog.mapInArrow(task.run, SUMMARY)
+        task = DrainTask(self.config, journals, self._stop_signal, self._drain, locked_until, self._kill_signal)
+        drained = self._source.mapInArrow(task.run, SUMMARY)
         drained = drained.observe("pairbus", *(F.sum(count).alias(count) for count in COUNTS))
+        self._batches = batches = self._batch_runner(tracker)
         self.query = (
-            drained.writeStream.foreachBatch(self._on_batch)
+            drained.writeStream.foreachBatch(batches.run)
             .queryName(f"pairbus-{self._name}-{self.run[:8]}")
             .option("checkpointLocation", self._places.checkpoint)
             .trigger(processingTime=f"{self.config.retry_interval} seconds")
             .start()
         )
-        self._sign_at = time.monotonic()  # what came before, tables and old journals, may have taken its time
-        log.info("run %s drains %d queues of %s", self.run, len(self.config.queues), self._name)
+        batches.restart_idle_time()  # until here, tables and old journals may have taken their time
+        log.info("run %s drains %d backlog queues of %s", self.run, len(self.config.queues), self._name)
         return self.query
 
+    def _batch_runner(self, tracker: RunOnceTracker | None) -> BatchRunner:
+        longest = LONGEST_PAUSE if tracker is None else _RUN_ONCE_PAUSE
+        return BatchRunner(
+            self._name,
+            self.run,
+            ledger=self.ledger,
+            journals=self._journals,
+            monitor=self._monitor,
+            notes=self._notes,
+            kills=self._kill_signal,
+            stopping=self._stopping,
+            backoff=Backoff(self.config.retry_interval, longest),
+            is_last=(lambda summary: False) if tracker is None else tracker.is_done,
+        )
+
     def _begin(self) -> None:
-        note = CheckpointNote(self._spark, self._places.checkpoint)
+        """Register the run, and fold what earlier runs have left."""
+        last_run = LastRun(self._spark, self._places.checkpoint)
         try:
-            self._journals.begin(self.run, note.read())
-            note.write(self.run)
+            self._journals.begin(self.run, last_run.read())
+            last_run.write(self.run)
         except OSError as error:
             raise SyphonError(f"[ledger] checkpoint or journal cannot be used: {error}") from error
         self.ledger.fold(self._journals)
 
     def stop(self) -> None:
-        """Come to an end: no new work, what is in flight finished, the ledger folded. May be called more than once,
-        and on a query that has ended by itself."""
-        if self.query is None:
+        """Stop the query: messages in flight are settled, and the journals folded. Further calls do nothing.
+
+        A query that has ended by itself must be stopped as well. Raises what folding raises.
+        """
+        if self.query is None or self._batches is None:
             return
         with self._stop_lock:
-            if not self._ended:
-                self._wind_down(self.query)
+            if not self._has_ended:
+                self._stop_query(self.query, self._batches)
                 self._end()
 
-    def _wind_down(self, query: StreamingQuery) -> None:
+    def _stop_query(self, query: StreamingQuery, batches: BatchRunner) -> None:
         self._stopping.set()
-        self._tell(Note())
-        with self._state:
-            if self._in_batch:
-                self._call_tasks_home()
-            self._state.wait_for(lambda: not self._in_batch, self.config.task_budget + _PATIENCE)
-        # Spark has yet to note that the batch is done, and to report its progress.
-        deadline = time.monotonic() + _FAREWELL
+        self._notes.write(ReaderNote())
+        if batches.is_running:
+            try:
+                self._stop_signal.set()
+            except OSError as error:
+                log.warning("stop signal not written: %s; running tasks end with their budget", error)
+        batches.wait_until_idle(self.config.task_budget + _BATCH_END_SECONDS)
+        # Without this Spark would neither commit the batch nor report its progress.
+        deadline = time.monotonic() + _COMMIT_SECONDS
         while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
             time.sleep(0.02)
         query.stop()
 
-    def _call_tasks_home(self) -> None:
-        try:
-            self._mark.set()
-        except OSError as error:
-            log.warning("running tasks cannot be told to stop, and use up their time: %s", error)
-
     def _end(self) -> None:
-        """Fold what is left, and leave nothing behind but the ledger, the checkpoint and the word that we are done."""
-        self._ended = True
-        # Whatever fails, the rest is done: a run that is not marked as done keeps others from its rows for an hour.
-        with ExitStack() as rest:
-            rest.callback(shutil.rmtree, self._note.parent, ignore_errors=True)
-            rest.callback(self._second_hand.shutdown)
-            rest.callback(self._kills.remove)
-            rest.callback(self._mark.remove)
-            rest.callback(self._journals.finish)
+        """Fold the remaining journals, remove the signals, and mark the run as finished."""
+        self._has_ended = True
+        # Each is done whatever fails before it: others fold a run that is not marked only after an hour.
+        with ExitStack() as cleanup:
+            cleanup.callback(shutil.rmtree, self._note_folder, ignore_errors=True)
+            if self._batches is not None:
+                cleanup.callback(self._batches.close)
+            cleanup.callback(self._kill_signal.remove)
+            cleanup.callback(self._stop_signal.remove)
+            cleanup.callback(self._journals.finish)
             self.ledger.fold_all(self._journals)
 
-    # --- until it is empty -------------------------------------------------------------------------------
+    # --- running once ------------------------------------------------------------------------------------
 
-    def run_once(self, stop: Callable[[], bool] = never) -> tuple[Held, ...]:
-        """Drain until every queue is empty but for messages that their destinations do not take; those are returned.
+    def run_once(self, stop: Callable[[], bool] = never) -> tuple[HeldCount, ...]:
+        """Drain until every queue is empty but for held messages, and return those by destination and reason.
 
-        Raises `SyphonError` if it cannot be done, or if `stop` says so before it is; what was moved until then is in
-        the ledger.
+        `stop` is called now and then; if it returns True the run ends early. Raises `SyphonError` if the backlog could
+        not be emptied, or if the run ended early. Messages that were moved until then are in the ledger.
         """
+        self.open()
         try:
-            depths = self._asked()
+            depths = self._monitor.query()
         except Exception as error:
-            raise SyphonError(f"the secondary does not say how deep the backlog is: {describe_error(error)}") from error
+            raise SyphonError(self._monitor.failure(error)) from error
         if depths.none_exists:
-            raise SyphonError(none_exists_text(depths, self.config.secondary.resolve(), self._name))
+            raise SyphonError(none_exists_text(depths, self._monitor.secondary(), self._name))
         if not depths.total:
-            self._warn_of(depths)
+            self._log_warnings(depths)
             self._begin()
             self._end()
             return ()
-        once = Once(self.config.queues)
-        self._judge = once.is_done
-        self._longest_pause = 10.0
-        query = self.start(depths)
-        look_at = _QUIET
+        tracker = RunOnceTracker()
+        query = self._start(depths, tracker)
         try:
-            while query.isActive and not self._stopping.wait(_GLANCE) and not stop():
-                quiet = self._quiet_for()
-                if quiet > look_at:  # no batch is offered for a backlog that another syphon has emptied
-                    look_at *= 2
-                    if (now_left := self._ask()) is not None and not now_left.total:
-                        once.found_empty()
-                        break
-                elif not quiet:
-                    look_at = _QUIET
-                if quiet > _SILENCE:
-                    once.give_up(f"no batch for {_SILENCE:.0f} s: see the warnings of the reader in Spark's log")
-                    break
+            self._wait(query, tracker, stop)
         finally:
             self._stop_after(query)
         if (ended := query.exception()) is not None:
             raise SyphonError(f"the query ended: {ended}") from ended
-        held = once.result()
-        if not once.is_over:
-            raise SyphonError("it was told to stop before the backlog was empty")
+        held = tracker.result()
+        if not tracker.is_over:
+            raise SyphonError("stopped before the backlog was empty")
         return held
 
+    def _wait(self, query: StreamingQuery, tracker: RunOnceTracker, stop: Callable[[], bool]) -> None:
+        """Wait until the tracker has seen the last batch, the query has ended, or the run is to end early."""
+        query_after = _IDLE_QUERY_SECONDS
+        while query.isActive and not self._stopping.wait(_POLL_SECONDS) and not stop():
+            idle = self._batches.idle_seconds() if self._batches is not None else 0.0
+            if not idle:
+                query_after = _IDLE_QUERY_SECONDS
+            elif idle > query_after:  # the reader offers no batch for a backlog that another syphon has emptied
+                query_after *= 2
+                depths = self._query_depths()
+                if depths is not None and not depths.total:
+                    tracker.found_empty()
+                    return
+            if idle > _IDLE_LIMIT_SECONDS:
+                limit = f"{_IDLE_LIMIT_SECONDS:.0f} s"
+                tracker.give_up(f"no batch for {limit}: see the warnings of the reader in Spark's log")
+                return
+
     def _stop_after(self, query: StreamingQuery) -> None:
-        """Stop; an end that fails does not hide why the query ended."""
+        """Stop; an error in that must not hide why the query ended."""
         try:
             self.stop()
         except Exception as error:
             ended = query.exception()
             before = "" if ended is None else f"the query ended: {ended}; and "
             raise SyphonError(
-                f"{before}the run could not be ended in order: {cause_of(error)}. Rows that are not in the ledger yet "
-                "are folded in by the next run"
+                f"{before}the run could not be ended in order: {root_cause(error)}. Rows that are not in the ledger "
+                "yet are folded in by the next run"
             ) from (ended or error)
 
     def dead_letters(self) -> list[tuple[str, int, str]]:
-        """What this syphon has dead-lettered, from the ledger: destination, how many, and why (one reason each)."""
+        """Return destination, count and one of the reasons of what this run has dead-lettered, from the ledger."""
         if self.query is None:
             return []
         rows = self.ledger.outcomes().where(F.col("namespace") == self._name)
         rows = rows.where(F.col("outcome") == Outcome.DEAD_LETTERED.value)
-        rows = rows.where(F.col("settled_at") >= F.lit(self._began_at))
+        rows = rows.where(F.col("settled_at") >= F.lit(self._started_at))
         found = rows.groupBy("destination").agg(F.count("*").alias("times"), F.min("reason").alias("reason"))
         return [(row.destination or "no destination", row.times, row.reason) for row in found.collect()]
 
-    # --- one batch ---------------------------------------------------------------------------------------
+    # --- the backlog's depth -----------------------------------------------------------------------------
 
-    def _on_batch(self, frame: DataFrame, batch: int) -> None:
-        with self._state:
-            if self._stopping.is_set():
-                return  # nothing is lost: the offset is only a tick
-            self._in_batch = True
-            self._sign_at = time.monotonic()
-        try:
-            self._run_batch(frame, batch)
-            self._failures = 0
-        except Exception:
-            self._failures += 1
-            if self._failures >= _FAILURES and not self._stopping.is_set():
-                raise
-            log.exception("batch %d failed; what it has moved is in the journals, and is folded in later", batch)
-            try:
-                self._kills.set(time.time() + LONGEST_LOCK)  # a worker may have died with messages locked
-            except OSError as error:
-                log.warning("the next batch cannot be told of it: %s", error)
-            self._pause = self._next_pause()
-            self._tell(Note(pause_until=time.time() + self._pause))
-        finally:
-            with self._state:
-                self._in_batch = False
-                self._sign_at = time.monotonic()
-                self._state.notify_all()
+    def _query_depths(self) -> Depths | None:
+        return self._monitor.query_or_warn("the reader queries in its own time")
 
-    def _quiet_for(self) -> float:
-        """How long no batch has been under way."""
-        return 0.0 if self._in_batch else time.monotonic() - self._sign_at
-
-    def _run_batch(self, frame: DataFrame, batch: int) -> None:
-        began = time.monotonic()
-        # The one action: each further one would drain again.
-        rows = frame.collect()
-        if not rows:
-            return
-        # At once, since it takes longest; all the rest is done meanwhile.
-        folding = self._second_hand.submit(self.ledger.fold, self._journals)
-        try:
-            self._tell_of(batch, rows, began)
-        finally:
-            folding.result()
-
-    def _tell_of(self, batch: int, rows: Sequence[Row], began: float) -> None:
-        """Ask how much is left, and tell what the batch came to."""
-        queues = tuple(summary_of(row) for row in sorted(rows, key=lambda row: row.queue_index))
-        before = {row.queue_index: row.depth for row in rows}
-        depths, asked_at = self._ask(), time.time()
-        after = depths.by_index if depths is not None else dict.fromkeys(before)
-        management = depths.operations if depths is not None else 1
-        summary = BatchSummary(batch, queues, before, after, time.monotonic() - began, management)
-        self._summaries = [*self._summaries[-99:], summary]
-        if self._judge(summary):
-            self._stopping.set()
-        log.log(logging.WARNING if summary.errors else logging.INFO, "%s", summary)
-        try:
-            told = [BatchRow(q, before.get(q.queue_index), after.get(q.queue_index)) for q in queues]
-            self.ledger.append_batch(self._name, self.run, batch, datetime.now(timezone.utc), told)
-        finally:
-            pause = 0.0 if summary.moved else self._next_pause()
-            self._pause = pause
-            known = depths.by_index if depths is not None else None
-            self._tell(Note(depths=known, asked_at=asked_at, pause_until=time.time() + pause))
-
-    def _next_pause(self) -> float:
-        """From the retry interval on, doubled with each batch that brought nothing home."""
-        return min(self._pause * 2 or self.config.retry_interval, self._longest_pause)
-
-    def _ask(self) -> Depths | None:
-        try:
-            return self._asked()
-        except Exception as error:  # the reader asks again, in its own time
-            log.warning("the secondary does not say how deep the backlog is (%s)", describe_error(error))
-            return None
-
-    def _asked(self) -> Depths:
-        secondary = self._secondary or self.config.secondary.resolve()
-        self._secondary = None  # a key may have been renewed: what fails is resolved anew
-        depths = backlog_depths(secondary, self._name, self.config.queues)
-        self._secondary = secondary
-        self.left_out = depths.left_out
-        return depths
-
-    def _warn_of(self, depths: Depths) -> None:
-        if depths.missing or depths.left_out or depths.given_out:
-            warn_of(depths, self._secondary or self.config.secondary.resolve(), self._name)
-
-    def _tell(self, note: Note) -> None:
-        with self._state:
-            self._serial += 1
-            try:
-                replace(note, serial=self._serial, stopping=self._stopping.is_set()).write(self._note)
-            except OSError as error:  # the reader then asks for itself, and `stop` ends it in any case
-                log.warning("the source cannot be told what the driver knows: %s", error)
+    def _log_warnings(self, depths: Depths) -> None:
+        if depths.missing or depths.left_out or depths.delivery_limits:
+            log_warnings(depths, self._monitor.secondary(), self._name)

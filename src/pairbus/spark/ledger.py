@@ -1,8 +1,8 @@
-"""The ledger: Delta tables of what became of every message (`outcomes`), and of every batch (`batches`).
+"""The ledger: Delta tables with the outcome of every message (`outcomes`) and the result of every batch (`batches`).
 
-Rows come from the journals, which hold them before a message leaves the backlog. Folding a journal in is told apart by
-the run that wrote it and a version of that run (`txnAppId`, `txnVersion`): whatever was killed between two steps, the
-next run folds what is left, and Delta skips what was folded before.
+Outcomes come from the journals, which have a row before its message leaves the backlog. Each fold of journals names its
+run and a version in the commit (`txnAppId`, `txnVersion`). After a kill the next run plans the same fold again, and
+Delta skips it if it was committed.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 from delta.tables import DeltaTable
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from pairbus.domain.outcome import QueueSummary
+from pairbus.runtime.backoff import Backoff
 from pairbus.syphon.journal.folding import Fold, JournalFolder, read_parts
 from pairbus.syphon.journal.storage import join
 
 from .drain_task import HELD
+from .java_errors import root_cause
 
 log = logging.getLogger("pairbus.syphon")
 
-#: As the journals have it, and the day (UTC) of settled_at, by which the table is partitioned.
+#: The columns of the journals, and the day (UTC) of settled_at, by which the table is partitioned.
 OUTCOMES = (
     "namespace string, queue_index int, sequence_number bigint, message_id string, session_id string, "
     "destination string, outcome string, reason string, parked_at timestamp, settled_at timestamp, size bigint, "
@@ -43,7 +44,7 @@ BATCHES = (
     "bytes bigint, operations bigint, seconds double, error string, "
     "held_for array<struct<destination: string, reason: string, count: bigint>>"
 )
-#: The same for Arrow: rows that are plain Python would take a Python worker of their own to get into the JVM.
+#: The same as an Arrow schema: Spark would start a Python worker to read rows that are plain Python.
 _BATCHES = pa.schema(
     [
         ("namespace", pa.string()),
@@ -58,18 +59,19 @@ _BATCHES = pa.schema(
         ("held_for", HELD),
     ]
 )
-_TRIES = 3
-#: How many folds an end may take: one that failed before, what came after it, and the proof that it was all.
+#: Attempts at a commit, and the pauses between them: constant, as a conflict is over once the other commit is made.
+_ATTEMPTS, _RETRY = 3, Backoff(first=1.0, longest=1.0)
+#: Folds at the end of a run: one that failed before, the rows after it, and one that finds nothing.
 _FOLDS = 3
-#: There is a commit for every batch: Delta's ten between two checkpoints of its log are soon made.
+#: Every batch is a commit. Delta's own interval, 10, would write checkpoints of its log too often.
 _PROPERTIES = {"delta.checkpointInterval": "50"}
-#: Statistics of all fourteen columns cost a quarter of what writing them does, and only what grows tells files apart.
-_STATISTICS, _SOUGHT_BY = "delta.dataSkippingStatsColumns", "sequence_number,settled_at"
+#: Statistics of all 14 columns take a quarter of a commit's time, and only growing columns let queries skip files.
+_STATISTICS, _STATISTICS_COLUMNS = "delta.dataSkippingStatsColumns", "sequence_number,settled_at"
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """One queue in one batch."""
+    """A row of `batches`: one queue in one batch."""
 
     summary: QueueSummary
     depth_before: int | None
@@ -77,7 +79,7 @@ class BatchRow:
 
 
 class Ledger:
-    """The tables below one folder."""
+    """The two tables of a ledger, below one folder."""
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
         self._spark = spark
@@ -86,21 +88,21 @@ class Ledger:
 
     @property
     def exists(self) -> bool:
-        """Whether there is one; its tables are made before a message moves."""
+        """True if there is a ledger in the folder. Its tables are created before any message moves."""
         return DeltaTable.isDeltaTable(self._spark, self._outcomes)
 
     def outcomes(self) -> DataFrame:
-        """One row for every fate of a message: two for one that was delivered twice."""
+        """Return the outcomes: a row for each outcome of a message, so two if it was delivered twice."""
         return self._read(self._outcomes, OUTCOMES)
 
     def batches(self) -> DataFrame:
-        """One row per batch and queue."""
+        """Return the batches: a row per batch and queue."""
         return self._read(self._batches, BATCHES)
 
     def create(self) -> None:
-        """Make the tables that are not there, and see that they can be read: the first fold needs their state too."""
-        self._again(partial(self._create, self._outcomes, OUTCOMES, ["day"], {_STATISTICS: _SOUGHT_BY}))
-        self._again(partial(self._create, self._batches, BATCHES, [], {}))
+        """Create the tables that do not exist, and read their state, which the first fold would wait for."""
+        self._retry(partial(self._create, self._outcomes, OUTCOMES, ["day"], {_STATISTICS: _STATISTICS_COLUMNS}))
+        self._retry(partial(self._create, self._batches, BATCHES, [], {}))
         DeltaTable.forPath(self._spark, self._outcomes).detail().collect()
 
     def _create(self, path: str, columns: str, partitions: list[str], properties: Mapping[str, str]) -> None:
@@ -111,35 +113,35 @@ class Ledger:
         table.execute()
 
     def fold(self, journals: JournalFolder) -> int:
-        """Take into `outcomes` what the journals hold and nobody has folded yet; how many parts of journals it was."""
+        """Append all rows of the journals that no fold has yet, and return the number of parts of journals."""
         parts = 0
         for fold in journals.plan():
             if fold.parts:
-                self._again(partial(self._fold, fold))
-            journals.folded(fold)
+                self._retry(partial(self._fold, fold))
+            journals.mark_folded(fold)
             parts += len(fold.parts)
         return parts
 
     def fold_all(self, journals: JournalFolder) -> None:
-        """Fold until nothing is left: one that failed before comes by itself, and what has come since after it."""
+        """Fold until no row is left. A fold that failed before is repeated by itself, so later rows need another."""
         for _ in range(_FOLDS):
             if not self.fold(journals):
                 return
 
     def append_batch(self, namespace: str, run: str, batch: int, at: datetime, rows: Iterable[BatchRow]) -> None:
-        """Tell what a batch came to. A run tells each of its batches once: there is nothing to be told apart."""
-        told = [_batch_row(namespace, run, batch, at, row) for row in rows]
-        frame = self._spark.createDataFrame(pa.Table.from_pylist(told, schema=_BATCHES)).coalesce(1)
-        tries = 0
+        """Append a batch's rows, once: a run must not append the same batch again."""
+        values = [_batch_row(namespace, run, batch, at, row) for row in rows]
+        frame = self._spark.createDataFrame(pa.Table.from_pylist(values, schema=_BATCHES)).coalesce(1)
+        attempts = 0
 
         def write() -> None:
-            nonlocal tries
-            tries += 1
-            # What failed may have been written nevertheless.
-            if tries == 1 or self.batches().where((F.col("run") == run) & (F.col("batch") == batch)).isEmpty():
+            nonlocal attempts
+            attempts += 1
+            # An attempt that failed may have been committed.
+            if attempts == 1 or self.batches().where((F.col("run") == run) & (F.col("batch") == batch)).isEmpty():
                 frame.write.format("delta").mode("append").save(self._batches)
 
-        self._again(write)
+        self._retry(write)
 
     def _fold(self, fold: Fold) -> None:
         parts = _Parts(tuple(fold.parts))
@@ -149,17 +151,18 @@ class Ledger:
         once = {"txnAppId": f"pairbus-outcomes-{fold.run}", "txnVersion": str(fold.version)}
         rows.write.format("delta").mode("append").partitionBy("day").options(**once).save(self._outcomes)
 
-    def _again(self, write: Callable[[], None]) -> None:
-        """Write, and try again if it fails: another syphon may have made the table at the same moment."""
-        for left in reversed(range(_TRIES)):
+    def _retry(self, write: Callable[[], None]) -> None:
+        """Write, and again if that fails: another syphon may have committed at the same time."""
+        for failures in range(_ATTEMPTS):
             try:
                 write()
                 return
             except Exception as error:  # Delta's conflicts share no class
-                if not left:
+                if failures + 1 == _ATTEMPTS:
                     raise
-                log.warning("the ledger could not be written; trying again (%s)", cause_of(error))
-                time.sleep(1.0)
+                pause = _RETRY.pause(failures)
+                log.warning("ledger not written: %s; next attempt in %.0f s", root_cause(error), pause)
+                time.sleep(pause)
 
     def _read(self, path: str, schema: str) -> DataFrame:
         if DeltaTable.isDeltaTable(self._spark, path):
@@ -169,11 +172,12 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Reads parts of journals on an executor."""
+    """Parts of journals, to be read on executors."""
 
     parts: Sequence[tuple[str, int, int]]
 
     def read(self, numbers: Iterator[Any]) -> Iterator[Any]:
+        """Yield the rows of the parts with these numbers."""
         for batch in numbers:
             for number in batch.column(0).to_pylist():
                 for rows in read_parts([self.parts[number]]):
@@ -181,21 +185,11 @@ class _Parts:
 
 
 def _with_day(rows: Any) -> Any:
-    # A row whose time cannot be told is one of 1970, not one of no day: that would be a folder of another name.
+    # Without a day the row would be in a partition folder of another kind of name.
     days = pc.fill_null(rows.column("settled_at").cast(pa.date32()), date(1970, 1, 1))
     return pa.RecordBatch.from_arrays([*rows.columns, days], names=[*rows.schema.names, "day"])
 
 
 def _batch_row(namespace: str, run: str, batch: int, at: datetime, row: BatchRow) -> dict[str, Any]:
-    told = asdict(row.summary) | {"depth_before": row.depth_before, "depth_after": row.depth_after}
-    return told | {"namespace": namespace, "run": run, "batch": batch, "at": at}
-
-
-def cause_of(error: BaseException) -> str:
-    """What is at the bottom of an error, in one line; of one of Java's, not its stack."""
-    if isinstance(error, Py4JJavaError):
-        cause = error.java_exception
-        while (deeper := cause.getCause()) is not None:
-            cause = deeper
-        return f"{cause.getClass().getSimpleName()}: {cause.getMessage()}".partition("\n")[0]
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
+    fields = asdict(row.summary) | {"depth_before": row.depth_before, "depth_after": row.depth_after}
+    return fields | {"namespace": namespace, "run": run, "batch": batch, "at": at}

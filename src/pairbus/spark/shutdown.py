@@ -1,7 +1,7 @@
-"""A graceful end under spark-submit, where signals go to the JVM and not to us.
+"""A graceful end under spark-submit, where SIGTERM and Ctrl-C go to the JVM.
 
-SIGTERM and Ctrl-C make the JVM run its shutdown hooks, Spark's among them, and the query would be cut off in the midst
-of its window. A hook of ours that goes before Spark's says `stop`, and lets Spark end once we are done.
+The JVM then runs its shutdown hooks. Spark's hook would cut the query off with messages in flight, so a hook that runs
+before it requests a stop, and holds Spark's back until the job has ended.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from pyspark.sql import SparkSession
 
 log = logging.getLogger("pairbus.syphon")
 
-#: Hadoop runs its hooks from the highest priority to the lowest; Spark's has 40, that of the file systems 10.
+#: Hadoop runs its hooks from the highest priority to the lowest. Spark's has 40, that of the file systems 10.
 _FIRST, _LAST = 100, 1
-#: How long Hadoop may wait for the hook: a window in flight, and a ledger to be folded.
-_PATIENCE_SECONDS = 600
+#: The longest time that Hadoop waits for a hook: for messages in flight, and a fold of the ledger.
+_HOOK_SECONDS = 600
 
 
 class _Hook:
-    """A `java.lang.Runnable` that is run here."""
+    """A `java.lang.Runnable` that calls a Python function."""
 
-    def __init__(self, do: Callable[[], object]) -> None:
-        self._do = do
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function = function
 
     def run(self) -> None:
-        self._do()
+        """Called by the JVM."""
+        self._function()
 
     class Java:
         implements = ("java.lang.Runnable",)
@@ -41,48 +42,51 @@ class _Hook:
 
 @dataclass(slots=True)
 class Ending:
-    """How the JVM ends if it is told to while we are at work."""
+    """The end of a JVM that was shut down by a signal."""
 
-    #: The exit code; the signal's own would look as if all had been cut off.
+    #: The JVM's exit code. That of the signal would stand for a job that was cut off.
     code: int = 0
 
 
 @contextlib.contextmanager
 def before_spark_ends(spark: SparkSession, stop: threading.Event) -> Iterator[Ending]:
-    """Within it a JVM that is told to end sets `stop`, and waits until this is left; then it ends with our code."""
+    """Let a JVM that is shut down within this context set `stop` and wait for the end of the context.
+
+    It then exits with the code of the `Ending` that the context yields.
+    """
     ending = Ending()
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        yield ending  # we are the main process: signals come to us
+        yield ending  # Python is the main process and receives the signals itself
         return
     jvm: Any = spark._jvm
     ensure_callback_server_started(spark.sparkContext._gateway)  # type: ignore[no-untyped-call]
-    told, left, over = threading.Event(), threading.Event(), threading.Event()
+    shutting_down, context_ended, exited = threading.Event(), threading.Event(), threading.Event()
 
-    def wind_down() -> None:
-        log.info("Spark was told to end; stopping first")
-        told.set()
+    def request_stop() -> None:
+        log.info("Spark is shut down by a signal; stopping the job first")
+        shutting_down.set()
         stop.set()
-        left.wait(_PATIENCE_SECONDS)
+        context_ended.wait(_HOOK_SECONDS)
 
-    def end() -> None:
+    def exit_with_code() -> None:
         try:
             jvm.java.lang.Runtime.getRuntime().halt(ending.code)
         finally:
-            over.set()
+            exited.set()
 
     manager = jvm.org.apache.hadoop.util.ShutdownHookManager.get()
     seconds = jvm.java.util.concurrent.TimeUnit.SECONDS
-    # As Java's threads, which are never started: hooks are kept by their hash, and a callback of ours has none.
-    hooks = [(jvm.java.lang.Thread(_Hook(wind_down)), _FIRST), (jvm.java.lang.Thread(_Hook(end)), _LAST)]
+    # Wrapped in threads, which are never started: Hadoop keeps hooks by their hash, and a Python callback has none.
+    hooks = [(jvm.java.lang.Thread(_Hook(request_stop)), _FIRST), (jvm.java.lang.Thread(_Hook(exit_with_code)), _LAST)]
     for hook, priority in hooks:
-        manager.addShutdownHook(hook, priority, _PATIENCE_SECONDS, seconds)
+        manager.addShutdownHook(hook, priority, _HOOK_SECONDS, seconds)
     try:
         yield ending
     finally:
-        left.set()
-        if told.is_set():
-            over.wait(_PATIENCE_SECONDS)  # Spark's own hooks run now, and then ours must be here to be called
+        context_ended.set()
+        if shutting_down.is_set():
+            exited.wait(_HOOK_SECONDS)  # Spark's hooks run now, and the JVM then calls the last hook in this process
         else:
-            with contextlib.suppress(Py4JError):  # told in this moment: then the hooks find nobody, and do no harm
+            with contextlib.suppress(Py4JError):  # the shutdown has begun; without Python the hooks do nothing
                 for hook, _ in hooks:
                     manager.removeShutdownHook(hook)

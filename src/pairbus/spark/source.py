@@ -1,8 +1,8 @@
-"""The streaming source `pairbus-backlog`: asks how deep the backlog is, and offers one partition per queue index.
+"""The streaming source `pairbus-backlog`: it queries the backlog's depth and offers one partition per queue index.
 
-Spark runs the reader in a process of its own beside the driver. Its offsets are ticks: they count micro-batches and
-mean nothing else, because the backlog itself is the state. The job in the driver leaves the reader notes in a file
-(`note`): the depths it saw after a batch, so that nobody asks twice, and until when to leave the backlog alone.
+Spark runs the reader in a process of its own beside the driver. Its offsets are ticks, which only count micro-batches:
+the state is the backlog itself. The driver's notes (`signals.ReaderNote`) spare the reader queries, and tell it when to
+offer no batch.
 
     spark.dataSource.register(BacklogSource)
     spark.readStream.format("pairbus-backlog").option("config", json.dumps(config.to_mapping())).load()
@@ -11,13 +11,11 @@ mean nothing else, because the backlog itself is the state. The job in the drive
 from __future__ import annotations
 
 import json
-import logging
-import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,99 +23,53 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pairbus.runtime.redaction import describe_error
+from pairbus.runtime.backoff import Backoff
+from pairbus.syphon.backlog_monitor import BacklogMonitor, PollSchedule
+
+from .signals import ReaderNote
 
 if TYPE_CHECKING:
     from pairbus.config.syphon_config import SyphonConfig
-    from pairbus.options import Namespace
-    from pairbus.syphon.depths import Depths
-
-log = logging.getLogger("pairbus.syphon")
 
 FORMAT = "pairbus-backlog"
-#: One row per queue: its index, how deep it was (null: nobody asked), the tick, and how many queues have messages.
+#: One row per queue: its index, its depth (null: unknown), the tick, and the number of queues with messages.
 SCHEMA = "queue_index int, depth bigint, tick bigint, busy int"
-#: The longest pause after a try that brought nothing.
+#: The longest pause after depth queries that failed, or batches that moved nothing.
 LONGEST_PAUSE = 120.0
-#: For so long what the driver saw after a batch need not be asked again.
-_FRESH = 15.0
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """What the driver tells the reader. Times are seconds since 1970: the two are different processes."""
-
-    #: Grows with each note, so that one is acted upon once.
-    serial: int = 0
-    #: Depth by queue index after a batch, and when they were asked for.
-    depths: Mapping[int, int | None] | None = None
-    asked_at: float = 0.0
-    #: No new batch before this.
-    pause_until: float = 0.0
-    #: No new batch at all.
-    stopping: bool = False
-
-    def write(self, path: Path) -> None:
-        """Replace the note in the file; a reader sees the old one or this one."""
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(asdict(self)))
-        os.replace(new, path)
-
-    @classmethod
-    def read(cls, path: Path | None) -> Note:
-        """The note in the file; an empty one while there is none."""
-        try:
-            said = json.loads(path.read_text()) if path is not None else None
-        except FileNotFoundError:
-            said = None
-        if said is None:
-            return cls()
-        depths = said.pop("depths")
-        return cls(depths=depths and {int(index): depth for index, depth in depths.items()}, **said)
+#: Age up to which the depths of a note are used instead of a query.
+_FRESH_SECONDS = 15.0
 
 
 @dataclass(slots=True)
-class DepthWatch:
-    """Decides when the secondary is asked, and whether there is something to do. Its clock is wall time."""
+class BacklogPoller:
+    """Decides when to query the secondary and when to offer a batch, from the driver's notes and the schedule."""
 
-    ask: Callable[[], Depths]
-    idle_poll_interval: float
-    retry_interval: float
+    monitor: BacklogMonitor
+    schedule: PollSchedule
+    #: Wall time, which the notes' times are compared to.
     clock: Callable[[], float] = time.time
     _serial: int = 0
-    _next: float = 0.0
-    _failures: int = 0
 
-    def look(self, note: Note) -> Mapping[int, int | None] | None:
-        """The depths if some queue has messages; nothing if none has, or if this is not the time to ask."""
+    def poll(self, note: ReaderNote) -> Mapping[int, int | None] | None:
+        """Return the depths if a batch is to be offered, else None: the backlog is empty, or it is not time to query.
+
+        A failure is logged and never raised, because that would end the query.
+        """
         now = self.clock()
         if note.stopping or now < note.pause_until <= now + LONGEST_PAUSE:
             return None
         if note.serial > self._serial:
             self._serial = note.serial
-            self._next = 0.0
-            if note.depths is not None and 0 <= now - note.asked_at <= _FRESH:
-                return self._judge(note.depths, note.asked_at)
-        if now < self._next <= now + max(self.idle_poll_interval, LONGEST_PAUSE):  # else the clock was set back
+            self.schedule.make_due()
+            if note.depths is not None and 0 <= now - note.queried_at <= _FRESH_SECONDS:
+                return note.depths if self.schedule.answered(note.depths, note.queried_at) else None
+        if not self.schedule.is_due(now):
             return None
-        try:
-            answer = self.ask()
-        except Exception as error:  # whatever it is: raising would end the query, and the backlog would stay
-            self._failures += 1
-            pause = min(self.retry_interval * 2 ** (self._failures - 1), LONGEST_PAUSE)
-            self._next = self.clock() + pause
-            said = describe_error(error)
-            log.warning("the secondary does not say how deep the backlog is; asking again in %.0f s (%s)", pause, said)
+        depths = self.monitor.query_or_warn(f"next attempt in {self.schedule.pause_after_failure():.0f} s")
+        if depths is None:
+            self.schedule.failed(self.clock())
             return None
-        self._failures = 0
-        return self._judge(answer.by_index, now)
-
-    def _judge(self, depths: Mapping[int, int | None], asked_at: float) -> Mapping[int, int | None] | None:
-        if any(depths.values()):
-            self._next = 0.0
-            return depths
-        self._next = asked_at + self.idle_poll_interval
-        return None
+        return depths.by_index if self.schedule.answered(depths.by_index, now) else None
 
 
 @dataclass(frozen=True)
@@ -131,46 +83,53 @@ class QueuePartition(InputPartition):
 
 
 class BacklogReader(DataSourceStreamReader):
-    """The reader: `latestOffset` and `partitions` run beside the driver, `read` on an executor.
+    """The reader: Spark calls `latestOffset` and `partitions` beside the driver, and `read` on executors.
 
-    Spark makes one in each of several processes, and most of them never ask anything: the configuration may be given as
-    JSON, and is read, with all that must be imported for it, where it is needed.
+    Spark makes a reader in each of several processes, most of which never query. So the configuration may be given as
+    JSON, and is parsed, with the imports that it needs, on its first use.
     """
 
     def __init__(
-        self, config: SyphonConfig | str, note: Path | None = None, clock: Callable[[], float] = time.time
+        self, config: SyphonConfig | str, note_file: Path | None = None, clock: Callable[[], float] = time.time
     ) -> None:
         self._given = config
-        self._note = note
+        self._note_file = note_file
         self._clock = clock
         self._tick: int | None = None
+        #: The tick that was offered last -> the depths at that time.
         self._depths: dict[int, Mapping[int, int | None]] = {}
-        self._secondary: Namespace | None = None
 
     @cached_property
     def config(self) -> SyphonConfig:
+        """The syphon's configuration."""
         from pairbus.config.syphon_config import SyphonConfig
 
         given = self._given
         return SyphonConfig.from_mapping(json.loads(given)) if isinstance(given, str) else given
 
     @cached_property
-    def _watch(self) -> DepthWatch:
-        return DepthWatch(self._ask, self.config.idle_poll_interval, self.config.retry_interval, clock=self._clock)
+    def poller(self) -> BacklogPoller:
+        """The decision when to query and when to offer a batch; imports the SDK."""
+        from pairbus.syphon.depths import DepthQuery
+
+        config = self.config
+        query = DepthQuery(config.primary.name or config.primary.resolve().name, config.queues)
+        schedule = PollSchedule(config.idle_poll_interval, Backoff(config.retry_interval, LONGEST_PAUSE))
+        return BacklogPoller(BacklogMonitor(query, config.secondary.resolve), schedule, self._clock)
 
     def initialOffset(self) -> dict[str, int]:
         self._tick = 0
         return {"tick": 0}
 
     def latestOffset(self, start: dict[str, int] | None = None, limit: Any = None) -> dict[str, int]:
-        """A new tick if some queue has messages, else the old one, and then Spark runs no job.
+        """Return a new tick if a queue has messages; else the old one, for which Spark runs no job.
 
-        Before Spark 4.2 no start is given, so after a restart the last tick is not known. A point in time is then
-        larger than any tick there was; and "nothing to do" costs one batch that does nothing.
+        Before Spark 4.2 no start is given, so a restarted reader does not know the last tick. It goes on from the time
+        in milliseconds, which is larger than any earlier tick. An empty backlog then costs one batch without work.
         """
         if start is not None:
             self._tick = int(start["tick"])
-        depths = self._watch.look(Note.read(self._note))
+        depths = self.poller.poll(ReaderNote.read(self._note_file))
         if depths is None:
             return {"tick": self._tick or 0}
         tick = self._tick + 1 if self._tick is not None else int(self._clock() * 1000)
@@ -179,9 +138,9 @@ class BacklogReader(DataSourceStreamReader):
         return {"tick": tick}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """One partition per queue; none for the batch without work with which Spark begins a new checkpoint.
+        """Return one partition per queue; none for the empty batch with which Spark begins a new checkpoint.
 
-        Of a batch that an earlier process has planned the depths are not known: all queues are looked at then.
+        The depths of a batch that an earlier process offered are unknown: its tasks look into every queue.
         """
         tick = int(end["tick"])
         if tick == int(start["tick"]):
@@ -194,23 +153,13 @@ class BacklogReader(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         return _read(partition)
 
-    def _ask(self) -> Depths:
-        from pairbus.syphon.depths import backlog_depths
-
-        secondary = self._secondary or self.config.secondary.resolve()
-        self._secondary = None  # a key may have been renewed: what fails is resolved anew
-        name = self.config.primary.name or self.config.primary.resolve().name
-        depths = backlog_depths(secondary, name, self.config.queues)
-        self._secondary = secondary
-        return depths
-
     def __reduce__(self) -> tuple[Any, ...]:
-        # Only reading is done elsewhere; and a secret that was resolved here stays here.
-        return _Reading, ()
+        # An executor only calls `read`, and a secret that was resolved here must not travel.
+        return _ExecutorReader, ()
 
 
-class _Reading:
-    """What is left of a reader on an executor."""
+class _ExecutorReader:
+    """The part of a reader that executors need."""
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         return _read(partition)
@@ -221,17 +170,19 @@ def _read(partition: InputPartition) -> Iterator[tuple[Any, ...]]:
     yield partition.queue_index, partition.depth, partition.tick, partition.busy
 
 
-def _leave_interrupts_to_the_driver() -> None:
-    """Ctrl-C goes to every process of a terminal. The driver comes to an end in order; a reader that did so by itself,
-    in a process of Spark's, would end the query with an error before that."""
+def _ignore_interrupts_in_sparks_processes() -> None:
+    """Ignore Ctrl-C in a process of Spark's: a terminal sends it to all, and only the driver may stop the query."""
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     if main is not None and main.name.startswith("pyspark."):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class BacklogSource(DataSource):
-    """`pairbus-backlog`, for readStream. Options: `config`, a syphon's configuration as JSON (references, never
-    secrets), and `note`, a file of the driver's."""
+    """The data source `pairbus-backlog`, for `readStream`.
+
+    Its options are `config`, a syphon's configuration as JSON with references and no secrets, and `note`, the path of
+    the file with the driver's notes.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -241,6 +192,6 @@ class BacklogSource(DataSource):
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> BacklogReader:
-        _leave_interrupts_to_the_driver()
-        note = self.options.get("note")
-        return BacklogReader(self.options["config"], Path(note) if note else None)
+        _ignore_interrupts_in_sparks_processes()
+        note_file = self.options.get("note")
+        return BacklogReader(self.options["config"], Path(note_file) if note_file else None)

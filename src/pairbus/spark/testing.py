@@ -1,6 +1,6 @@
-"""For the tests of your own jobs: a small local SparkSession with Delta, and a syphon's configuration for two localbus.
+"""Support for tests of jobs: a small local SparkSession with Delta, and the configuration of a syphon for two localbus.
 
-See docs/testing-your-job.md. Nothing in here is for production.
+See docs/testing-your-job.md. None of it is for production.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _SMALL = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "1",
     "spark.databricks.delta.snapshotPartitions": "1",
-    # A query over a few rows takes longer to be planned again and compiled than to run.
+    # Planning a query again, and compiling it, takes longer than running it over a few rows.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
 }
 
 
 class Bus(Protocol):
-    """What is asked of a namespace: a `LocalBus` has it."""
+    """The part of a `LocalBus` that a configuration needs."""
 
     name: str
 
@@ -42,10 +42,10 @@ class Bus(Protocol):
 
 
 def local_spark(app_name: str = "tests", **config: str) -> SparkSession:
-    """A session on two cores of this machine that listens to nobody else; stop it when all tests are done.
+    """Return a session on two cores that listens on the loopback address only.
 
-    Starting it takes seconds: make one for the whole run, in a fixture of scope `session`. `config` goes before what is
-    set here.
+    Starting it takes seconds, so make one for all tests, in a fixture of scope `session`, and stop it at the end.
+    Spark settings in `config` override those that this function sets.
     """
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     spark = spark_session(app_name, **{**_SMALL, **config})
@@ -54,10 +54,18 @@ def local_spark(app_name: str = "tests", **config: str) -> SparkSession:
 
 
 def syphon_config(primary: Bus, secondary: Bus, folder: str | os.PathLike[str], **syphon: Any) -> SyphonConfig:
-    """How a syphon finds its way between two localbus processes, with ledger and checkpoint below `folder`.
+    """Return the configuration of a syphon between two localbus processes.
 
-    It has references and no secrets, as in production: each connection string is in a file of `folder` that only you
-    can read. `syphon` are options of `[syphon]`, for example `queues=2`.
+    As in production it holds references and no secrets.
+
+    Parameters
+    ----------
+    primary, secondary
+        The two processes.
+    folder
+        Folder for the ledger, the checkpoint, and files with the connection strings, which only their owner can read.
+    syphon
+        Options of `[syphon]`, for example `queues=2`.
     """
     place = Path(folder).absolute()
     return SyphonConfig(

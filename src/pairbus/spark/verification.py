@@ -1,6 +1,6 @@
-"""Conservation, proven from the ledger: every message that was seen is delivered, dead-lettered, or still there.
+"""The check of a ledger: every message is delivered, dead-lettered, or still in the backlog.
 
-The sequence numbers of a backlog queue have no gaps, so one without a row shows at once.
+The sequence numbers of a backlog queue have no gaps, so a number without a row is a message that was lost.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pairbus.errors import OptionError
 
 from .ledger import Ledger
 
-#: How many of each kind are named one by one; all are counted.
+#: The most problems of each kind that are named; all are counted.
 NAMED = 1000
 _QUEUE = ["namespace", "queue_index"]
 _NUMBER = [*_QUEUE, "sequence_number"]
-#: What is counted per queue, of its sequence numbers.
+#: Column -> condition on a sequence number, whose matches are counted per queue.
 _CONDITIONS = {
     "delivered": "delivered > 0",
     "dead_lettered": "dead_lettered > 0 and delivered = 0",
@@ -36,31 +36,31 @@ _COUNTED = ("delivered", "dead_lettered", "in_backlog", "missing", "repeated", "
 
 @dataclass(frozen=True, slots=True)
 class QueueCheck:
-    """One backlog queue: how many messages came to what."""
+    """The counts of one backlog queue."""
 
     namespace: str
     queue_index: int
-    #: The smallest and the largest sequence number that was seen, here or in the backlog.
+    #: The smallest and the largest sequence number, in the ledger or in the backlog.
     first: int
     last: int
     delivered: int
     dead_lettered: int
-    #: Messages that came to an end more than once.
+    #: Messages that were delivered or dead-lettered more than once.
     repeated: int
-    #: Messages of which the last word is that nobody can tell.
+    #: Messages with no outcome but `in doubt`.
     in_doubt: int
     in_backlog: int
     missing: int
 
     @property
     def seen(self) -> int:
-        """All sequence numbers from the first to the last."""
+        """The number of sequence numbers from the first to the last."""
         return self.last - self.first + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Sequence numbers that have no row, and are not in the backlog: from the first to the last of them."""
+    """A range of sequence numbers that are neither in the ledger nor in the backlog."""
 
     namespace: str
     queue_index: int
@@ -74,7 +74,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """A message that came to an end more than once, and under which ids."""
+    """A message that was delivered or dead-lettered more than once, with all its ids."""
 
     namespace: str
     queue_index: int
@@ -89,7 +89,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class InDoubt:
-    """A message of which nobody can tell what became of it, and whether it is in the backlog still."""
+    """A message with no outcome but `in doubt`."""
 
     namespace: str
     queue_index: int
@@ -100,7 +100,7 @@ class InDoubt:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What `verify` found. It is `ok` if nothing is missing and every repeat has one id."""
+    """The result of `verify`. It is `ok` if no message is missing and every repeat has one id."""
 
     queues: tuple[QueueCheck, ...]
     missing: tuple[Missing, ...]
@@ -109,12 +109,13 @@ class Verification:
 
     @property
     def problems(self) -> list[str]:
-        """What must not be; at most `NAMED` of each kind."""
+        """The missing messages and the repeats under different ids, at most `NAMED` of each."""
         missing = [str(each) for each in self.missing]
         return missing + [f"{each} under different ids" for each in self.repeats if len(each.message_ids) > 1]
 
     @property
     def ok(self) -> bool:
+        """True if there are no problems."""
         return not self.problems
 
     def __str__(self) -> str:
@@ -136,35 +137,51 @@ def verify(
     *,
     namespace: str | None = None,
 ) -> Verification:
-    """Check a ledger: per queue, every sequence number from the smallest to the largest that was seen is delivered,
-    dead-lettered, or in the backlog.
+    """Check that every message is accounted for.
 
-    `in_backlog` has the sequence numbers that are in each queue (`backlog_sequence_numbers` peeks them); None says that
-    the queues are empty. `namespace` picks the primary if the ledger has more than one. Raises `OptionError` where
-    there is no ledger, or one that has rows, but none of that primary.
+    In each queue, every sequence number from the smallest to the largest must be delivered, dead-lettered, or in the
+    backlog.
+
+    Parameters
+    ----------
+    spark
+        A session with Delta.
+    ledger
+        The ledger's folder.
+    in_backlog
+        Queue index -> sequence numbers that are in the queue now, as `backlog_sequence_numbers` returns them. None: the
+        queues are empty.
+    namespace
+        The primary's name, needed if the ledger has rows of more than one.
+
+    Raises
+    ------
+    OptionError
+        If there is no ledger in the folder; if it has rows, but none of that primary; or if `namespace` is needed and
+        not given.
     """
-    book = Ledger(spark, ledger)
-    if not book.exists:
+    tables = Ledger(spark, ledger)
+    if not tables.exists:
         raise OptionError(f"there is no ledger at {ledger}: give the folder that [ledger] path names")
-    rows = book.outcomes().select(*_NUMBER, "message_id", "outcome")
+    rows = tables.outcomes().select(*_NUMBER, "message_id", "outcome")
     if namespace is not None:
         namespace = namespace.lower()
         rows = _of_primary(rows, namespace)
     rows = rows.unionByName(_parked(spark, rows, in_backlog or {}, namespace))
-    # Numbers only, so that Spark counts them in a hash table; the ids of the few that matter are looked up later.
+    # Numbers only, so that Spark counts them in a hash table. The ids of the few problems are looked up later.
     numbers = rows.groupBy(*_NUMBER).agg(
         *(F.count_if(F.col("outcome") == each.value).alias(each.name.lower()) for each in Outcome),
         F.count_if(F.col("outcome").isNull()).alias("parked"),
     )
     numbers = numbers.withColumn("final", F.col("delivered") + F.col("dead_lettered")).cache()
     try:
-        return _checked(numbers, rows)
+        return _check(numbers, rows)
     finally:
         numbers.unpersist()
 
 
 def _of_primary(rows: DataFrame, namespace: str) -> DataFrame:
-    """The rows of one primary. That a misspelt one has none would prove nothing."""
+    """Return the rows of one primary; raise if there are none, because its name may be misspelt."""
     found = rows.where(F.col("namespace") == namespace)
     if found.isEmpty() and (others := [row.namespace for row in rows.select("namespace").distinct().collect()]):
         known = ", ".join(sorted(others))
@@ -175,7 +192,7 @@ def _of_primary(rows: DataFrame, namespace: str) -> DataFrame:
 def _parked(
     spark: SparkSession, rows: DataFrame, in_backlog: Mapping[int, Collection[int]], namespace: str | None
 ) -> DataFrame:
-    """What is in the backlog, as rows without an outcome."""
+    """Return the messages in the backlog as rows without an outcome."""
     if namespace is None and in_backlog:
         known = [row.namespace for row in rows.select("namespace").distinct().limit(2).collect()]
         if len(known) > 1:
@@ -188,8 +205,8 @@ def _parked(
 
 
 def _gaps(numbers: DataFrame) -> DataFrame:
-    """Stretches of sequence numbers that came to no end and are not in the backlog, within those that were seen."""
-    # Beyond the first and the last number there is a wall, so that what is missing there shows too.
+    """Return the ranges of missing sequence numbers."""
+    # A wall before the first number and one after the last show what is missing at either end.
     walls = numbers.groupBy(*_QUEUE).agg(
         F.array(F.min("sequence_number") - 1, F.max("sequence_number") + 1).alias("walls")
     )
@@ -204,14 +221,14 @@ def _gaps(numbers: DataFrame) -> DataFrame:
 
 
 def _with_ids(numbers: DataFrame, rows: DataFrame) -> list[Any]:
-    """The first of these numbers, each with all ids that the ledger has of it."""
+    """Return the first of these sequence numbers, each with all its ids in the ledger."""
     named = numbers.orderBy(*_NUMBER).limit(NAMED)
     ids = F.array_sort(F.collect_set(F.coalesce("message_id", F.lit("")))).alias("ids")
-    told = rows.where("outcome is not null").join(F.broadcast(named), _NUMBER)
-    return told.groupBy(*named.columns).agg(ids).orderBy(*_NUMBER).collect()
+    matches = rows.where("outcome is not null").join(F.broadcast(named), _NUMBER)
+    return matches.groupBy(*named.columns).agg(ids).orderBy(*_NUMBER).collect()
 
 
-def _checked(numbers: DataFrame, rows: DataFrame) -> Verification:
+def _check(numbers: DataFrame, rows: DataFrame) -> Verification:
     counted = numbers.groupBy(*_QUEUE).agg(
         F.min("sequence_number").alias("first"),
         F.max("sequence_number").alias("last"),
@@ -220,7 +237,7 @@ def _checked(numbers: DataFrame, rows: DataFrame) -> Verification:
     missing = F.col("last") - F.col("first") + 1 - F.col("accounted")
     found = counted.withColumn("missing", missing).drop("accounted").orderBy(*_QUEUE).collect()
     queues = tuple(QueueCheck(**row.asDict()) for row in found)
-    # Where all is well the counts have shown it: nothing needs to be sorted to find what is not there.
+    # Only counts that show a problem are worth the sorts that find its messages.
     gaps = _gaps(numbers).orderBy(*_QUEUE, "first").limit(NAMED).collect() if any(q.missing for q in queues) else []
     repeats = _with_ids(numbers.where(_CONDITIONS["repeated"]), rows) if any(q.repeated for q in queues) else []
     doubtful = _with_ids(numbers.where(_CONDITIONS["in_doubt"]), rows) if any(q.in_doubt for q in queues) else []

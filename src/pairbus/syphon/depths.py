@@ -1,30 +1,36 @@
-"""How deep each backlog queue is: one management call tells it for all of them."""
+"""Depths of backlog queues: the number of messages in each, from one listing of the secondary's queues."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from pairbus.domain.backlog import PROPERTIES, queue_path, told_queues
+from pairbus.domain.backlog import PROPERTIES, format_indexes, queue_path
 from pairbus.options import Namespace
-from pairbus.runtime.administration import administration_client, max_delivery_count
+from pairbus.runtime.administration import ListedQueue, administration_client, list_queues
 
 log = logging.getLogger("pairbus.syphon")
+
+#: The max_delivery_count of queues that pairbus makes.
+_UNLIMITED: int = PROPERTIES["max_delivery_count"]
+#: Queues on a full page of the listing, and how many of them are read again with the next page.
+_PAGE, _OVERLAP = 100, 5
 
 
 @dataclass(frozen=True, slots=True)
 class Depths:
-    """How many messages lay in each backlog queue when it was asked."""
+    """The depth of each backlog queue at the time of a query."""
 
-    #: Queue index → active messages, those that somebody has locked included; None: there is no such queue.
+    #: Queue index -> active messages, locked ones included. None: the queue does not exist.
     by_index: Mapping[int, int | None]
-    #: The billable operations that asking took.
+    #: Billable operations of the query.
     operations: int = 1
-    #: The depths of other backlog queues of that primary, as far as they were seen.
+    #: Queue index -> depth of the same primary's other backlog queues, as far as the query saw them.
     others: Mapping[int, int] = field(default_factory=dict)
-    #: Queues that somebody else has made: index → how often a message of it is given out, less than for ever.
-    given_out: Mapping[int, int] = field(default_factory=dict)
+    #: Queue index -> max_delivery_count, where it is below that of queues that pairbus makes.
+    delivery_limits: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -33,103 +39,138 @@ class Depths:
 
     @property
     def left_out(self) -> dict[int, int]:
-        """The queues with messages that were not asked for."""
+        """Queue index -> depth of the queues with messages that the query did not ask for."""
         return {index: depth for index, depth in sorted(self.others.items()) if depth}
 
     @property
     def none_exists(self) -> bool:
-        """Whether not one of the queues is there."""
+        """True if none of the queues exists."""
         return all(depth is None for depth in self.by_index.values())
 
     @property
     def total(self) -> int:
-        """All messages of all queues."""
+        """The number of messages in all queues."""
         return sum(depth or 0 for depth in self.by_index.values())
 
 
+class DepthQuery:
+    """A query for the depths of one primary's backlog queues, to be run again and again.
+
+    The service lists all queues of a namespace in pages of 100, each a billable operation. A run begins at the page
+    where the last one found the first wanted queue, and ends once it has seen all of them. From the second run on that
+    is one page, whatever else the namespace holds.
+
+    Parameters
+    ----------
+    primary_name
+        Name of the primary, which is part of the backlog queues' paths.
+    indexes
+        The queues to look for; None for all of that primary.
+    """
+
+    def __init__(self, primary_name: str, indexes: Iterable[int] | None) -> None:
+        self.primary_name = primary_name
+        self._indexes = None if indexes is None else tuple(indexes)
+        #: Position of the first wanted queue in the listing, as of the last run.
+        self._start = 0
+
+    def run(self, secondary: Namespace, timeout: float = 10.0) -> Depths:
+        """Return the depths; raises what the SDK raises if the secondary does not answer within `timeout` seconds."""
+        listing = _Listing(self.primary_name, self._indexes)
+        with administration_client(secondary, timeout) as client:
+            listing.read(client, self._start, None)
+            listing.read(client, 0, self._start)
+        if self._indexes is None:
+            return Depths(listing.others, listing.pages)
+        self._start = listing.first or 0
+        return Depths(listing.found, listing.pages, listing.others, listing.delivery_limits)
+
+
+class _Listing:
+    """The pages that one run has read, and the depths found in them."""
+
+    def __init__(self, primary_name: str, indexes: Iterable[int] | None) -> None:
+        self._reads_all = indexes is None
+        self._wanted = {queue_path(primary_name, index).lower(): index for index in indexes or ()}
+        self._prefix = queue_path(primary_name, 0).lower().removesuffix("0")
+        self.found: dict[int, int | None] = dict.fromkeys(sorted(self._wanted.values()))
+        self.others: dict[int, int] = {}
+        self.delivery_limits: dict[int, int] = {}
+        self.pages = 0
+        #: Position of the first wanted queue.
+        self.first: int | None = None
+
+    def read(self, client: Any, start: int, end: int | None) -> None:
+        """Read pages from a position on until all wanted queues were seen, `end` is reached or the listing ends."""
+        position, is_last = start, False
+        while (self._wanted or self._reads_all) and (end is None or position < end) and not is_last:
+            # Pages go by position: if a queue was deleted meanwhile, the next page begins a little earlier.
+            position -= _OVERLAP if position > start else 0
+            page = list_queues(client, position)
+            self.pages += 1
+            is_last = len(page) < _PAGE
+            for offset, queue in enumerate(page):
+                self._add(queue, position + offset)
+            position += len(page)
+
+    def _add(self, queue: ListedQueue, position: int) -> None:
+        name, depth = queue.name.lower(), queue.active_messages
+        index = self._wanted.pop(name, None)
+        if index is not None:
+            self.found[index] = depth
+            self.first = position if self.first is None else min(self.first, position)
+            limit = queue.max_delivery_count or _UNLIMITED
+            if limit < _UNLIMITED:
+                self.delivery_limits[index] = limit
+        elif (other := self._index_of(name)) is not None and other not in self.found:  # found: on a page read again
+            self.others[other] = depth
+
+    def _index_of(self, name: str) -> int | None:
+        number = name.removeprefix(self._prefix)
+        return int(number) if name.startswith(self._prefix) and number.isdecimal() else None
+
+
+def backlog_depths(
+    secondary: Namespace, primary_name: str, indexes: Iterable[int] | None, timeout: float = 10.0
+) -> Depths:
+    """Return the depths of these backlog queues of a primary (None: of all).
+
+    For one query; a loop keeps a `DepthQuery`, which needs fewer operations. Raises what the SDK raises if the
+    secondary does not answer within `timeout` seconds.
+    """
+    return DepthQuery(primary_name, indexes).run(secondary, timeout)
+
+
 def none_exists_text(depths: Depths, secondary: Namespace, primary_name: str) -> str:
-    """What to say when not one of the wanted queues is there: an empty backlog is something else."""
+    """Return the error text for queues none of which exists: a wrong name, not an empty backlog."""
     if depths.others:
-        asked, found = told_queues(sorted(depths.by_index)), told_queues(sorted(depths.others))
-        return f"{secondary.host} has no backlog queue {asked} of {primary_name}: there are {found}"
+        wanted, found = format_indexes(sorted(depths.by_index)), format_indexes(sorted(depths.others))
+        return f"{secondary.host} has no backlog queue {wanted} of {primary_name}: there are {found}"
     return (
         f"{secondary.host} has no backlog queue {queue_path(primary_name, 0)}, nor any other of {primary_name}. Is "
         "that the name of the primary that the senders use? They make the queues when they first pair the namespaces"
     )
 
 
-def left_out_text(left_out: Mapping[int, int], primary_name: str) -> str:
-    """What to say of messages in queues that this syphon was not told of."""
-    told = ", ".join(f"{index} ({depth:,} messages)" for index, depth in sorted(left_out.items()))
-    return f"[syphon] queues leaves out backlog queues of {primary_name} that are not empty: {told}"
-
-
-def warn_of_wear(depths: Depths, primary_name: str) -> None:
-    """Say which queues give a message out only so often, if any."""
-    for times in sorted(set(depths.given_out.values())):
-        those = told_queues([index for index, count in depths.given_out.items() if count == times])
-        log.warning(
-            "backlog queue %s of %s has max_delivery_count=%d: a message that is held back is given out again with "
-            "each try, and after so many the service dead-letters it by itself, without a row in the ledger; pairbus "
-            "makes its queues with %d",
-            those, primary_name, times, _FOR_EVER,
-        )  # fmt: skip
-
-
-def warn_of(depths: Depths, secondary: Namespace, primary_name: str) -> None:
-    """Say which queues are not there, were forgotten, or are not as they should be, if any."""
+def log_warnings(depths: Depths, secondary: Namespace, primary_name: str) -> None:
+    """Log a warning for queues that are missing, limited in their deliveries, or left out though not empty."""
     if depths.none_exists:
         log.warning("%s", none_exists_text(depths, secondary, primary_name))
     elif depths.missing:
-        log.warning("%s has no backlog queue %s of %s", secondary.host, told_queues(depths.missing), primary_name)
-    warn_of_wear(depths, primary_name)
+        log.warning("%s has no backlog queue %s of %s", secondary.host, format_indexes(depths.missing), primary_name)
+    log_delivery_limits(depths, primary_name)
     if depths.left_out:
-        log.warning("%s", left_out_text(depths.left_out, primary_name))
+        queues = ", ".join(f"{index} ({depth:,} messages)" for index, depth in depths.left_out.items())
+        log.warning("[syphon] queues leaves out backlog queues of %s that are not empty: %s", primary_name, queues)
 
 
-_FOR_EVER: int = PROPERTIES["max_delivery_count"]
-#: As many queues as a page has at the most; how many of them are read twice.
-_PAGE, _OVERLAP = 100, 5
-#: Where in the list of a secondary's queues those of a primary begin, as it was last time.
-_begins: dict[tuple[str, str], int] = {}
-
-
-def backlog_depths(
-    secondary: Namespace, primary_name: str, indexes: Iterable[int] | None, timeout: float = 10.0
-) -> Depths:
-    """The depths of these backlog queues of a primary (None: of all), from the list of the secondary's queues.
-
-    The list comes in pages of 100, each a billable operation. It is read from where the wanted queues began the last
-    time, and no page is asked for once all of them were seen: beside whatever else the namespace has, that is one page.
-    Raises what the SDK raises when the secondary does not answer.
-    """
-    wanted = {queue_path(primary_name, index).lower(): index for index in indexes or ()}
-    found: dict[int, int | None] = dict.fromkeys(sorted(wanted.values()))
-    others: dict[int, int] = {}
-    given_out: dict[int, int] = {}
-    prefix = queue_path(primary_name, 0).lower().removesuffix("0")
-    begins = _begins.get((secondary.host, primary_name), 0) if indexes is not None else 0
-    pages, first = 0, None
-    with administration_client(secondary, timeout) as client:
-        for start, end in ((begins, None), (0, begins)):
-            at, is_last = start, False
-            while (wanted or indexes is None) and (end is None or at < end) and not is_last:
-                # Pages go by position: should a queue be deleted meanwhile, the next one begins a little earlier.
-                at -= _OVERLAP if at > start else 0
-                page = list(next(client.list_queues_runtime_properties(start_index=at).by_page(), ()))
-                pages, is_last = pages + 1, len(page) < _PAGE
-                for queue in page:
-                    name, depth = queue.name.lower(), int(queue.active_message_count or 0)
-                    if (index := wanted.pop(name, None)) is not None:
-                        found[index] = depth
-                        if (times := max_delivery_count(queue) or _FOR_EVER) < _FOR_EVER:
-                            given_out[index] = times
-                        first = at if first is None else min(first, at)
-                    elif name.startswith(prefix) and (number := name.removeprefix(prefix)).isdecimal():
-                        others[int(number)] = depth
-                    at += 1
-    if indexes is None:
-        return Depths(others, pages)
-    _begins[secondary.host, primary_name] = first or 0
-    others = {index: depth for index, depth in others.items() if index not in found}
-    return Depths(found, pages, others, given_out)
+def log_delivery_limits(depths: Depths, primary_name: str) -> None:
+    """Log a warning for each max_delivery_count that is lower than that of queues that pairbus makes."""
+    for limit in sorted(set(depths.delivery_limits.values())):
+        queues = format_indexes([index for index, each in depths.delivery_limits.items() if each == limit])
+        log.warning(
+            "backlog queue %s of %s has max_delivery_count=%d: each retry of a held message is a delivery, and after "
+            "%d deliveries the service dead-letters it without a row in the ledger; set it to %d, as pairbus does for "
+            "queues that it makes",
+            queues, primary_name, limit, limit, _UNLIMITED,
+        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which messages lie in the backlog queues, seen without taking any."""
+"""Sequence numbers of the messages in the backlog queues, peeked without taking any."""
 
 from __future__ import annotations
 
@@ -16,45 +16,66 @@ from pairbus.options import Namespace
 
 from .amqp.connection import Connection
 from .amqp.link import LinkError
-from .amqp.request_response import Requests
+from .amqp.request_response import RequestClient
 from .depths import backlog_depths, none_exists_text
 
-#: As many as one peek may ask for; the service answers with fewer if they are large.
-_AT_ONCE = 1000
+#: Messages that one request asks for; the service answers with fewer if they are large.
+_PAGE = 1000
 _PEEK = {"operation": "com.microsoft:peek-message"}
-#: How often a queue is tried: a connection may be lost.
-_TRIES = 2
+#: Failures in a row after which peeking fails: one connection may be lost.
+_FAILURES = 2
 
 
 def backlog_sequence_numbers(
     secondary: Namespace, primary_name: str, indexes: Iterable[int] | None = None, *, timeout: float = 30.0
 ) -> dict[int, list[int]]:
-    """Queue index → the sequence numbers of all messages that are in the queue, those that somebody has locked
-    included; of all backlog queues of that primary, unless indexes are given.
+    """Return the sequence numbers of all messages in the backlog queues, locked ones included.
 
-    A queue that does not exist has none; if not one exists it raises `PairbusError`: then a name is wrong. It raises
-    that, too, if a queue cannot be looked at, and what the SDK raises if the secondary does not answer. Peeking is
-    billed like receiving.
+    Peeking takes no message, and is billed like receiving.
+
+    Parameters
+    ----------
+    secondary
+        The namespace that holds the backlog.
+    primary_name
+        Name of the primary, which is part of the queues' paths.
+    indexes
+        The queues to peek at; by default all backlog queues of that primary.
+    timeout
+        Seconds that the secondary may take for each answer.
+
+    Returns
+    -------
+    dict
+        Queue index -> sequence numbers, in order. A queue that does not exist has none.
+
+    Raises
+    ------
+    PairbusError
+        If none of the queues exists, because a name is wrong, or if a queue cannot be peeked at.
+    Exception
+        The SDK's own, if the secondary does not answer.
     """
     depths = backlog_depths(secondary, primary_name, indexes, timeout)
     if depths.none_exists:
         raise PairbusError(none_exists_text(depths, secondary, primary_name))
     paths = {index: queue_path(primary_name, index) for index, depth in depths.by_index.items() if depth is not None}
-    with ThreadPoolExecutor(1, "pairbus-peek") as own:  # a notebook has a loop in its own thread
-        found = own.submit(lambda: asyncio.run(_all_peeked(secondary, paths, timeout))).result()
+    with ThreadPoolExecutor(1, "pairbus-peek") as thread:  # the caller's may have an event loop, as in a notebook
+        found = thread.submit(lambda: asyncio.run(_peek_queues(secondary, paths, timeout))).result()
     return {index: found.get(index, []) for index in depths.by_index}
 
 
-async def _all_peeked(secondary: Namespace, paths: dict[int, str], timeout: float) -> dict[int, list[int]]:
+async def _peek_queues(secondary: Namespace, paths: dict[int, str], timeout: float) -> dict[int, list[int]]:
+    """Return queue index -> sequence numbers; a connection that is lost is opened again."""
     found: dict[int, list[int]] = {index: [] for index in paths}
     left = list(paths)
     failures = 0
     while left:
         index = left[0]
         try:
-            async with contextlib.AsyncExitStack() as farewell:
+            async with contextlib.AsyncExitStack() as cleanup:
                 connection = await Connection.open(secondary, timeout=timeout)
-                farewell.push_async_callback(connection.close)
+                cleanup.push_async_callback(connection.close)
                 while left:
                     index = left[0]
                     await _peek(connection, paths[index], found[index], timeout)
@@ -62,27 +83,27 @@ async def _all_peeked(secondary: Namespace, paths: dict[int, str], timeout: floa
                     failures = 0
         except LinkError as error:
             failures += 1
-            if error.condition == "amqp:not-found":  # it was there a moment ago
+            if error.condition == "amqp:not-found":  # deleted since the depth query
                 left.pop(0)
-            elif failures >= _TRIES:
+            elif failures >= _FAILURES:
                 raise PairbusError(f"{secondary.host}: {paths[index]} could not be peeked at: {error}") from error
     return found
 
 
 async def _peek(connection: Connection, path: str, found: list[int], timeout: float) -> None:
-    """Add the numbers of all messages behind those that were found."""
+    """Add the sequence numbers of all messages after those that were found."""
     await connection.authorize(path, timeout=timeout)
-    requests = Requests(connection, f"{path}/$management")
+    requests = RequestClient(connection, f"{path}/$management")
     while True:
         first = max(found, default=0) + 1
-        wanted = {"from-sequence-number": Long(first), "message-count": _AT_ONCE}
+        wanted = {"from-sequence-number": Long(first), "message-count": _PAGE}
         try:
-            answer = await requests.ask(_PEEK, wanted, path, timeout)
+            answer = await requests.request(_PEEK, wanted, path, timeout)
         except LinkError as error:
             if error.condition == "com.microsoft:message-not-found":
                 return
             raise
-        page = [_number(each, path) for each in _messages(answer, path)]
+        page = [_sequence_number(each, path) for each in _messages(answer, path)]
         if not page:
             return
         if min(page) < first:
@@ -91,16 +112,17 @@ async def _peek(connection: Connection, path: str, found: list[int], timeout: fl
 
 
 def _messages(body: Any, path: str) -> list[Any]:
+    """Return the messages in an answer."""
     listed = body.get("messages") if isinstance(body, dict) else None
-    if listed is None:  # none are left
+    if listed is None:  # no message follows
         return []
     if not isinstance(listed, list):
         raise PairbusError(f"{path}: a peek was answered with a {type(listed).__name__} of messages")
     return listed
 
 
-def _number(each: Any, path: str) -> int:
-    """The sequence number of a peeked message. Nothing else of it is decoded: it may hold what few clients can read."""
+def _sequence_number(each: Any, path: str) -> int:
+    """Return a peeked message's sequence number. Nothing else is decoded, because other values may be invalid."""
     message = each.get("message") if isinstance(each, dict) else None
     number = facts(message).sequence_number if isinstance(message, bytes) else None
     if number is None:

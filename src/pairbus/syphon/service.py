@@ -1,6 +1,6 @@
-"""The syphon without Spark: one process that drains all backlog queues of a pairing, all at once, on one event loop.
+"""The syphon without Spark: one process that drains all backlog queues of a pairing at once, on one event loop.
 
-The same drain and the same journal as on a cluster. The rows stay in the journals, where a Spark job with the same
+It shares the drain and the journal with the Spark job. Its rows stay in the journals, where a Spark job with the same
 journal folder finds and folds them.
 """
 
@@ -15,16 +15,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pairbus.domain.outcome import Head, Held, QueueSummary, held_over, out_of_reach
+from pairbus.domain.outcome import Head, HeldCount, QueueSummary, held_over
 from pairbus.errors import PairbusError
 from pairbus.options import Namespace, refuse_same
 from pairbus.runtime import bounded_call as bounds
-from pairbus.runtime.bounded_call import aside, within
+from pairbus.runtime.backoff import Backoff
+from pairbus.runtime.bounded_call import call_in_thread, call_with_deadline
 from pairbus.runtime.redaction import describe_error
 
-from .depths import Depths, backlog_depths, none_exists_text, warn_of, warn_of_wear
+from .backlog_monitor import BacklogMonitor
+from .depths import DepthQuery, Depths, log_delivery_limits, log_warnings, none_exists_text
+from .drain.completion import CompletionTracker
 from .drain.drain import Drain, DrainOptions
-from .drain.lock_tracking import LONGEST_LOCK, OUT_OF_REACH_SECONDS
+from .drain.lock_tracking import LONGEST_LOCK
 from .journal.folding import JournalFolder
 from .journal.journal import close_journal, open_journal
 from .journal.storage import join
@@ -34,42 +37,40 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pairbus.syphon")
 
-#: The longest pause after rounds that brought nothing home.
+#: The longest pause after rounds that moved nothing.
 _LONGEST_PAUSE = 120.0
-_GLANCE_SECONDS = 5.0
-#: How many rounds may find something, if somebody goes on parking.
-_ROUNDS = 3
-#: While it goes on for ever, a round is this long at the most, so that no queue waits for another's million.
+#: Pause before the next round of `once` while another receiver has messages locked.
+_LOCKED_PAUSE_SECONDS = 5.0
+#: The longest round of `forever`, so that no queue waits until another's million messages are drained.
 _ROUND_SECONDS = 60.0
+
+#: Counts of a queue that are part of a round's text, and those that two rounds add up.
+_SHOWN = ("delivered", "dead_lettered", "held", "in_doubt")
+_SUMMED = ("received", "delivered", "dead_lettered", "in_doubt", "bytes", "operations", "seconds")
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round over the queues came to."""
+    """The result of one round over the queues."""
 
     queues: tuple[QueueSummary, ...]
     #: Queues that were asked for and do not exist.
     missing: tuple[int, ...] = ()
-    #: Queues that were not asked for, and how many messages they have.
+    #: Queue index -> depth of queues with messages that were not asked for.
     left_out: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def moved(self) -> int:
+        """The number of messages that left the backlog."""
         return sum(each.delivered + each.dead_lettered for each in self.queues)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is left but what is held back."""
+        """True if the queues hold nothing but held messages."""
         return all(each.empty for each in self.queues)
 
-    def out_of_reach(self, depths: Depths) -> dict[int, str]:
-        """The queues that have more messages than are held back, and how many."""
-        held = {each.queue_index: each.held for each in self.queues}
-        told = {index: out_of_reach(depth or 0, held.get(index, 0)) for index, depth in depths.by_index.items()}
-        return {index: why for index, why in told.items() if why is not None}
-
     def with_errors(self, errors: Mapping[int, str]) -> Round:
-        """The same, with what is in the way of these queues."""
+        """Return this round with these queues marked as not empty, each with its error."""
         queues = (
             replace(each, empty=False, error=errors[each.queue_index]) if each.queue_index in errors else each
             for each in self.queues
@@ -77,38 +78,55 @@ class Round:
         return replace(self, queues=tuple(queues))
 
     def followed_by(self, other: Round) -> Round:
-        """Both as one: counts are added up, the state is that of the later."""
+        """Return both rounds as one: counts are added up, the state is that of the later round."""
         before = {each.queue_index: each for each in self.queues}
-        queues = (_added(before.get(each.queue_index), each) for each in other.queues)
+        queues = (_sum(before.get(each.queue_index), each) for each in other.queues)
         return replace(other, queues=tuple(queues))
 
     @property
     def errors(self) -> tuple[str, ...]:
+        """The errors of all queues, each with its queue's index."""
         return tuple(f"queue {each.queue_index}: {each.error}" for each in self.queues if each.error)
 
     @property
-    def held(self) -> tuple[Held, ...]:
-        """What is held back, over all queues."""
+    def held(self) -> tuple[HeldCount, ...]:
+        """The held messages of all queues, counted by destination and reason."""
         return held_over(self.queues)
 
     def __str__(self) -> str:
-        totals = {name: sum(getattr(each, name) for each in self.queues) for name in _TOLD}
-        said = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in totals.items() if count)
-        return f"{said or 'nothing was moved'} in {max((each.seconds for each in self.queues), default=0.0):.1f} s"
+        totals = {name: sum(getattr(each, name) for each in self.queues) for name in _SHOWN}
+        counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in totals.items() if count)
+        return f"{counts or 'nothing was moved'} in {max((each.seconds for each in self.queues), default=0.0):.1f} s"
 
 
-_TOLD = ("delivered", "dead_lettered", "held", "in_doubt")
-_SUMMED = ("received", "delivered", "dead_lettered", "in_doubt", "bytes", "operations", "seconds")
-
-
-def _added(before: QueueSummary | None, after: QueueSummary) -> QueueSummary:
+def _sum(before: QueueSummary | None, after: QueueSummary) -> QueueSummary:
     if before is None:
         return after
     return replace(after, **{name: getattr(before, name) + getattr(after, name) for name in _SUMMED})
 
 
 class Service:
-    """A syphon in this process. Its methods block: give it a thread, or a process, of its own."""
+    """A syphon in this process. Its methods block, so it needs a thread or a process of its own.
+
+    Parameters
+    ----------
+    primary, secondary, event_hubs
+        The namespaces that messages are delivered to, parked in, and (if any were parked for event hubs) sent to.
+    queues
+        Indexes of the backlog queues to drain.
+    journal
+        Folder of the journals.
+    options
+        Options of each drain. `max_rate` is shared by the queues that have messages.
+    idle_poll_interval
+        Seconds between two depth queries of an empty backlog.
+    on_round
+        Called with the result of each round.
+    on_query
+        Called with the billable operations of each depth query.
+    resolve
+        Look up the namespaces anew; called after a failure that a renewed key may end.
+    """
 
     def __init__(
         self,
@@ -121,158 +139,153 @@ class Service:
         options: DrainOptions | None = None,
         idle_poll_interval: float = 120.0,
         on_round: Callable[[Round], object] = lambda done: None,
-        on_asked: Callable[[int], object] = lambda operations: None,
+        on_query: Callable[[int], object] = lambda operations: None,
         resolve: Callable[[], Namespaces] | None = None,
     ) -> None:
-        #: How the namespaces are looked up anew, when they may be others than they were.
         self._resolve = resolve
         self._primary, self._secondary, self._event_hubs = primary, secondary, event_hubs
-        self._indexes = tuple(queues)
         self._journal = journal
         self._options = options or DrainOptions()
         self._idle_poll_interval = idle_poll_interval
-        self._on_round, self._on_asked = on_round, on_asked
+        self._on_round = on_round
+        self._monitor = BacklogMonitor(
+            DepthQuery(primary.name, queues), self._renewed_secondary, secondary=secondary, on_query=on_query
+        )
         self._run = uuid.uuid4().hex
         self._folder = JournalFolder(journal, folds=False)
         self._begun = False
-        #: Until then messages may be locked by a syphon that was killed.
-        self._wary_until = 0.0
+        #: End (monotonic) of the time in which a syphon that was killed may have messages locked.
+        self._locked_until = 0.0
         self._rounds = 0
-        #: What kept the run from being ended in order in its journals' folder, once the calls below have returned.
-        #: What was delivered has its row all the same; others fold it when the run was silent for an hour.
-        self.not_ended: str | None = None
+        #: Why the run could not be marked as finished in the journal folder; None if it could. Every delivered message
+        #: has its row all the same: other syphons fold the rows once the run has been silent for an hour.
+        self.journal_error: str | None = None
         self._stop = threading.Event()
         self._wake = threading.Event()
 
     def stop(self) -> None:
-        """Take nothing more; what is in flight is finished, then the calls below return."""
+        """Receive no more; `once` and `forever` return when the messages in flight are settled."""
         self._stop.set()
         self._wake.set()
 
     def wake(self) -> None:
-        """There may be something to do: do not wait until it is time to ask."""
+        """End the current pause of `forever`: there may be messages to drain."""
         self._wake.set()
 
     def begin(self) -> None:
-        """Make sure that journals can be written; raises OSError if not, before a message is touched."""
+        """Register this run in the journal folder; raises OSError, before any message is taken, if it cannot."""
         if not self._begun:
-            within(bounds.JOURNAL_SECONDS, lambda: self._folder.begin(self._run, None), "pairbus-journal-begin")
-            self._wary_until = time.monotonic() + LONGEST_LOCK if self._folder.after_a_kill else 0.0
-            if self._wary_until:
+            call_with_deadline(
+                lambda: self._folder.begin(self._run, None), bounds.JOURNAL_SECONDS, "pairbus-journal-begin"
+            )
+            if self._folder.follows_killed_run:
+                self._locked_until = time.monotonic() + LONGEST_LOCK
                 log.info(
-                    "a syphon with this journal folder was killed a moment ago: messages of sessions are left alone "
-                    "until what it may have locked is free, %.0f s at the most",
+                    "a syphon with journal folder %s was killed a moment ago and may have messages locked; messages of "
+                    "sessions wait until those locks end, %.0f s at most",
+                    self._folder.location,
                     LONGEST_LOCK,
                 )
             self._begun = True
 
     def once(self) -> Round:
-        """Empty what is there when it begins, as far as destinations take it, whoever goes on parking.
+        """Drain the messages that are parked now, and return the result; later ones need not be drained.
 
-        Raises `PairbusError` if the secondary does not answer, or has no backlog at all.
+        Raises
+        ------
+        PairbusError
+            If the secondary does not answer, or none of the queues exists.
+        OSError
+            If the journal folder cannot be written to.
         """
         self.begin()
         try:
-            depths = self._told()
-            warn_of_wear(depths, self._primary.name)
+            depths = self._depths()
+            log_delivery_limits(depths, self._primary.name)
             if depths.none_exists:
                 raise PairbusError(none_exists_text(depths, self._secondary, self._primary.name))
             options = replace(self._options, budget=None)
-            done = self._round(depths, options, only_these=True)
-            ends, busy = time.monotonic() + OUT_OF_REACH_SECONDS, 1
-            # Empty is what the service says, not what a receiver finds: another may have messages locked.
+            done = last = self._round(depths, options, only_these=True)
+            tracker = CompletionTracker()
+            # A receiver finds nothing in a queue whose messages another has locked: only the depth shows them.
             while done.is_empty and not done.errors and not self._stop.is_set():
-                depths = self._told()
-                left = done.out_of_reach(depths)
-                if not left or busy > _ROUNDS:  # whoever goes on parking does not keep it from ending
-                    break
-                if time.monotonic() > ends:
-                    return done.with_errors(left)
-                self._stop.wait(_GLANCE_SECONDS)
-                following = self._round(depths, options, only_these=True)
-                busy += following.moved > 0
-                done = done.followed_by(following)
+                before, depths = depths, self._depths()
+                if tracker.observe(last.queues, before.by_index, depths.by_index):
+                    return done.with_errors(tracker.unfinished)
+                self._stop.wait(_LOCKED_PAUSE_SECONDS)
+                last = self._round(depths, options, only_these=True)
+                done = done.followed_by(last)
             return done
         finally:
-            self._end()
+            self._finish()
 
     def forever(self) -> None:
-        """Drain whenever there is something, until `stop`; a secondary that does not answer is asked again later."""
+        """Drain until `stop`. A failure, of the secondary or of a queue, is logged and tried again later."""
         self.begin()
-        fruitless = 0
-        told: tuple[object, ...] | None = None
+        retry = Backoff(self._options.retry_interval, _LONGEST_PAUSE)
+        fruitless = 0  # depth queries that failed and rounds that moved nothing, in a row
+        warned: tuple[object, ...] | None = None
         try:
             while not self._stop.is_set():
-                pause = self._idle_poll_interval
-                try:
-                    depths = self._ask()
-                except Exception as error:
-                    log.warning("the secondary does not say how deep the backlog is (%s)", describe_error(error))
+                depths = self._monitor.query_or_warn(f"next attempt in {retry.pause(fruitless + 1):.0f} s")
+                if depths is None:
                     fruitless += 1
-                    pause = self._backoff(fruitless)
-                    self._look_up_again()
-                else:
-                    if (depths.missing, depths.left_out.keys(), depths.given_out) != told:
-                        told = depths.missing, depths.left_out.keys(), depths.given_out
-                        warn_of(depths, self._secondary, self._primary.name)
-                    if depths.total:
-                        done = self._round(depths, replace(self._options, budget=_ROUND_SECONDS))
-                        fruitless = 0 if done.moved else fruitless + 1
-                        if fruitless and done.errors:
-                            self._look_up_again()
-                        pause = self._backoff(fruitless)
-                self._rest(pause)
+                    self._pause(retry.pause(fruitless))
+                    continue
+                warnings = depths.missing, depths.left_out.keys(), depths.delivery_limits
+                if warnings != warned:
+                    log_warnings(depths, self._secondary, self._primary.name)
+                    warned = warnings
+                pause = self._idle_poll_interval
+                if depths.total:
+                    done = self._round(depths, replace(self._options, budget=_ROUND_SECONDS))
+                    fruitless = 0 if done.moved else fruitless + 1
+                    if fruitless and done.errors:
+                        self._monitor.renew()
+                    pause = retry.pause(fruitless)
+                self._pause(pause)
         finally:
-            self._end()
+            self._finish()
 
-    def _end(self) -> None:
-        """End the run in order, if the disk lets it: an error of its own would hide what happened before."""
+    def _finish(self) -> None:
+        """Mark the run as finished; an error is kept, because raising it would hide an earlier one."""
         try:
-            within(bounds.JOURNAL_SECONDS, self._folder.finish, "pairbus-journal-end")
-        except Exception as error:  # whatever a store raises
-            self.not_ended = f"the journal {self._folder.where} could not be ended in order: {error}"
+            call_with_deadline(self._folder.finish, bounds.JOURNAL_SECONDS, "pairbus-journal-end")
+        except Exception as error:  # storage raises errors of its own kinds
+            self.journal_error = f"the journal {self._folder.location} could not be ended in order: {error}"
 
-    def _backoff(self, fruitless: int) -> float:
-        return min(self._options.retry_interval * float(2 ** min(fruitless, 10)), _LONGEST_PAUSE)
-
-    def _rest(self, seconds: float) -> None:
+    def _pause(self, seconds: float) -> None:
         self._wake.wait(seconds)
         self._wake.clear()
 
-    def _look_up_again(self) -> None:
-        """A key may have been renewed where the references point."""
-        if self._resolve is None:
-            return
-        try:
-            self._primary, self._secondary, self._event_hubs = self._resolve()
-        except PairbusError as error:  # half renewed, perhaps: what was found before is kept
-            log.warning("%s", error)
+    def _renewed_secondary(self) -> Namespace:
+        """Resolve all namespaces anew, and return the secondary; keep those there are if one cannot be resolved."""
+        if self._resolve is not None:
+            try:
+                self._primary, self._secondary, self._event_hubs = self._resolve()
+            except PairbusError as error:  # a renewal may be under way
+                log.warning("namespaces cannot be resolved anew: %s; the previous credentials are kept", error)
+        return self._secondary
 
-    def _told(self) -> Depths:
+    def _depths(self) -> Depths:
+        """Query the depths; raises `PairbusError`."""
         try:
-            return self._ask()
-        except Exception as error:  # what the SDK and credentials raise is many things
-            raise PairbusError(f"[secondary] does not say how deep the backlog is: {describe_error(error)}") from error
-
-    def _ask(self) -> Depths:
-        operations = 1  # one that fails is billed as well
-        try:
-            depths = backlog_depths(self._secondary, self._primary.name, self._indexes)
-            operations = depths.operations
-        finally:
-            self._on_asked(operations)
-        return depths
+            return self._monitor.query()
+        except Exception as error:  # credentials, the SDK and the network raise many kinds
+            raise PairbusError(f"[secondary]: {self._monitor.failure(error)}") from error
 
     def _round(self, depths: Depths, options: DrainOptions, *, only_these: bool = False) -> Round:
+        """Drain the queues that have messages; with `only_these`, no further than those that are there now."""
         busy = {index: depth for index, depth in depths.by_index.items() if depth}
         if options.max_rate is not None and busy:
             options = replace(options, max_rate=options.max_rate / len(busy))
-        options = replace(options, after_a_kill=time.monotonic() < self._wary_until)
+        options = replace(options, after_a_kill=time.monotonic() < self._locked_until)
         self._rounds += 1
-        each = {index: replace(options, there=depth if only_these else None) for index, depth in busy.items()}
-        found = self._drained(each) if busy else []
-        idle = [QueueSummary(index, empty=True) for index, depth in depths.by_index.items() if depth == 0]
-        done = Round(tuple(sorted([*found, *idle], key=lambda each: each.queue_index)), depths.missing, depths.left_out)
+        queues = {index: replace(options, goal=depth if only_these else None) for index, depth in busy.items()}
+        summaries = self._drain_all(queues) if busy else []
+        summaries += [QueueSummary(index, empty=True) for index, depth in depths.by_index.items() if depth == 0]
+        summaries.sort(key=lambda each: each.queue_index)
+        done = Round(tuple(summaries), depths.missing, depths.left_out)
         for error in done.errors:
             log.warning("%s", error)
         if busy:
@@ -280,22 +293,23 @@ class Service:
         self._on_round(done)
         return done
 
-    def _drained(self, queues: Mapping[int, DrainOptions]) -> list[QueueSummary]:
+    def _drain_all(self, queues: Mapping[int, DrainOptions]) -> list[QueueSummary]:
+        """Drain queues at the same time, on an event loop of their own; the summaries include failed queues."""
         found: dict[int, QueueSummary] = {}
-        draining = self._drain_all(queues, found)
+        draining = self._gather(queues, found)
         try:
             asyncio.run(draining)
-        except (OSError, RuntimeError) as short:  # this process is, of files or of threads
-            if "event loop" in str(short):
-                raise  # it is called from within one
-            log.warning("a round was cut short: %s", describe_error(short), exc_info=True)
+        except (OSError, RuntimeError) as error:  # no more files or threads for this process
+            if "event loop" in str(error):
+                raise  # called from within a running event loop
+            log.warning("round %d was cut short: %s", self._rounds, describe_error(error), exc_info=True)
             for index in queues.keys() - found.keys():
-                found[index] = QueueSummary(index, error=describe_error(short))
+                found[index] = QueueSummary(index, error=describe_error(error))
         finally:
-            draining.close()  # it was not begun if no loop could be had for it
+            draining.close()  # without a loop it never started, and Python would warn
         return list(found.values())
 
-    async def _drain_all(self, queues: Mapping[int, DrainOptions], found: dict[int, QueueSummary]) -> None:
+    async def _gather(self, queues: Mapping[int, DrainOptions], found: dict[int, QueueSummary]) -> None:
         async def drain(index: int, options: DrainOptions) -> None:
             found[index] = await self._drain_one(index, options)
 
@@ -304,21 +318,21 @@ class Service:
     async def _drain_one(self, index: int, options: DrainOptions) -> QueueSummary:
         journal = open_journal(join(self._journal, self._run), Head(self._primary.name, index, batch=self._rounds))
         drain = Drain(self._primary, self._secondary, self._event_hubs, index, journal, options, self._stop.is_set)
-        began = time.monotonic()
+        started = time.monotonic()
         try:
             return await drain.run()
-        except Exception as error:  # one queue's trouble is not the others'
+        except Exception as error:  # an error of one queue must not end the drains of the others
             log.exception("backlog queue %d could not be drained", index)
-            return QueueSummary(index, seconds=time.monotonic() - began, error=f"{type(error).__name__}: {error}")
+            return QueueSummary(index, seconds=time.monotonic() - started, error=f"{type(error).__name__}: {error}")
         finally:
             try:
-                await aside(lambda: close_journal(journal, index), "pairbus-journal-end")
-            except RuntimeError as error:  # no more threads: it is only not marked as finished
-                log.warning("the journal of queue %d could not be closed: %s", index, error)
+                await call_in_thread(lambda: close_journal(journal, index), "pairbus-journal-end")
+            except RuntimeError as error:  # no more threads
+                log.warning("journal of queue %d not marked as finished: %s; its rows are durable", index, error)
 
 
 def service_for(config: Any, **more: Any) -> Service:
-    """The service that a `SyphonConfig` describes; its references are resolved here."""
+    """Return the service that a `SyphonConfig` describes, with its references resolved."""
     primary, secondary, event_hubs = config.resolve()
     refuse_same(primary, secondary)
     return Service(

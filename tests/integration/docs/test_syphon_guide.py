@@ -1,6 +1,6 @@
 """docs/syphon.md: its configuration, its options and the names in its examples are those of the code.
 
-What needs a SparkSession is in tests/spark/test_syphon_guide.py.
+Tests that need a SparkSession are in tests/spark/test_syphon_guide.py.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = blocks(GUIDE, "python")
 
 
-def test_the_configuration_loads_and_says_the_defaults(tmp_path: Path) -> None:
-    """The TOML in the guide is valid, names every key of [syphon], and what it sets there holds without it."""
+def test_the_configuration_loads_and_has_the_defaults(tmp_path: Path) -> None:
+    """The TOML in the guide is valid, and names every key of [syphon] with its default."""
     (example,) = blocks(GUIDE, "toml")
     (tmp_path / "pairbus.toml").write_text(example)
     config = SyphonConfig.load(tmp_path / "pairbus.toml")
@@ -44,7 +44,7 @@ def test_the_configuration_loads_and_says_the_defaults(tmp_path: Path) -> None:
     ids=["file", "identity"],
 )
 def test_the_other_ways_to_name_a_namespace_are_valid_too(tmp_path: Path, other: str) -> None:
-    """What the guide has as comments can be put in place of the environment variable."""
+    """The lines that the guide has as comments can replace the environment variable."""
     (example,) = blocks(GUIDE, "toml")
     for line in other.splitlines():
         assert re.search(rf"^# {re.escape(line)} ", example, re.MULTILINE), line
@@ -63,28 +63,28 @@ def test_the_table_has_the_options_of_the_job(
 
 
 def test_the_command_has_the_same_options(capsys: pytest.CaptureFixture[str]) -> None:
-    """As the guide says of `pairbus drain`."""
+    """The guide's table is for `pairbus drain` too."""
     with pytest.raises(SystemExit):
         cli.main(["drain", "--help"])
     assert options(capsys.readouterr().out) == documented()
 
 
-def options(told: str) -> dict[str, bool]:
-    """What `--help` lists: option → whether it takes a value."""
-    found = dict(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)( [A-Z]+)?", told, re.MULTILINE))
+def options(help_text: str) -> dict[str, bool]:
+    """Return option -> True if it takes a value, from the output of `--help`."""
+    found = dict(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)( [A-Z]+)?", help_text, re.MULTILINE))
     del found["--help"]
     return {name: bool(value) for name, value in found.items()}
 
 
 def documented() -> dict[str, bool]:
-    """The same from the guide's table."""
+    """Return the same from the guide's table."""
     found = re.findall(r"^\| `(--[a-z-]+)( [^`]+)?` \|", (ROOT / GUIDE).read_text(), re.MULTILINE)
     return {name: bool(value) for name, value in found}
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
 def test_the_examples_use_names_that_exist(example: str) -> None:
-    """Each compiles, and what it imports from pairbus is there."""
+    """Each compiles, and the names that it imports exist."""
     tree = ast.parse(example)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     assert imports
@@ -93,7 +93,7 @@ def test_the_examples_use_names_that_exist(example: str) -> None:
         assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
 
 
-def test_the_example_of_a_job_calls_what_a_syphon_has() -> None:
+def test_the_example_of_a_job_calls_methods_that_exist() -> None:
     """`start`, `stop` and `run_once`, in code and in comments."""
     (example,) = [each for each in EXAMPLES if "job = syphon(" in each]
     named = set(re.findall(r"\bjob\.(\w+)\(", example))

@@ -1,4 +1,4 @@
-"""How `pairbus drain` ends: 0 says that nothing is left but what is held back, and only that."""
+"""Exit codes and output of `pairbus drain`: 0 means that only held messages are left."""
 
 from __future__ import annotations
 
@@ -9,45 +9,46 @@ from pathlib import Path
 import pytest
 
 from pairbus.syphon import service
-from pairbus.syphon.depths import backlog_depths, warn_of
+from pairbus.syphon.depths import backlog_depths, log_warnings
+from pairbus.syphon.drain import completion
 from pairbus.syphon.drain.drain import DrainOptions
-from tests.integration.syphon.test_service import config_of, drain, draining
 from tests.support.backlog import Backlog, numbered
 from tests.support.counting import park_many, take_and_die
+from tests.support.drain_command import drain, draining, write_config
 from tests.support.pairing import Pair, wait_until
 
 
-def test_a_backlog_that_is_not_there_is_not_empty(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
-    """A name that no sender uses, a wrong secondary: code 1, and what may be wrong."""
-    code, out, err = drain(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "50-52")
+def test_a_backlog_that_does_not_exist_is_not_empty(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
+    """A name that no sender uses, or a wrong secondary: exit code 1 and a hint."""
+    code, out, err = drain(pair, "--config", str(write_config(pair, tmp_path)), "--queues", "50-52")
     assert (code, out) == (1, "")
     assert f"has no backlog queue {pair.name}/x-servicebus-transfer/0, nor any other of {pair.name}" in err
     assert "the senders use" in err
     backlog.make(2)
-    code, _, err = drain(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "50-52")
+    code, _, err = drain(pair, "--config", str(write_config(pair, tmp_path)), "--queues", "50-52")
     assert code == 1
     assert f"has no backlog queue 50-52 of {pair.name}: there are 2" in err
 
 
-def test_queues_that_were_forgotten_are_told(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
-    """Nobody is told that the backlog is empty while a queue beside those asked for is not."""
+def test_queues_that_were_left_out_are_listed(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
+    """The backlog is not reported as empty while another of its queues is not."""
     queue = pair.queue()
     backlog.park(queue, *numbered(3))
     backlog.park(queue, *numbered(5), index=2)
-    code, out, err = drain(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "0")
+    code, out, err = drain(pair, "--config", str(write_config(pair, tmp_path)), "--queues", "0")
     assert code == 0, err
     assert "queue 2: 5 messages, which [syphon] queues or --queues leaves out" in out
     assert "what was asked for of the backlog is empty" in out
     assert pair.arrived(queue) == 3
 
 
-def test_what_another_has_locked_is_not_empty(
+def test_messages_that_another_has_locked_are_waited_for(
     pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A killed process leaves its window locked: it is waited for, and then comes home too."""
-    monkeypatch.setattr(service, "_GLANCE_SECONDS", 0.5)
+    """A killed process leaves messages locked, which are delivered when the locks end."""
+    monkeypatch.setattr(service, "_LOCKED_PAUSE_SECONDS", 0.5)
     queue = pair.queue()
-    # Long enough for what comes after it to be settled in time, also where the machine stalls for a while.
+    # Longer than a busy machine may take to settle messages that it has locked again.
     park_many(backlog, queue, numbered(5), lock_duration=timedelta(seconds=12))
     take_and_die(backlog, 5)
     made = service.Service(
@@ -58,12 +59,12 @@ def test_what_another_has_locked_is_not_empty(
     assert pair.arrived(queue) == 5
 
 
-def test_what_stays_out_of_reach_is_an_error(
+def test_messages_that_stay_locked_are_an_error(
     pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has it: it is not said to be empty."""
-    monkeypatch.setattr(service, "_GLANCE_SECONDS", 0.1)
-    monkeypatch.setattr(service, "OUT_OF_REACH_SECONDS", 0.5)
+    """The queue is not reported as empty."""
+    monkeypatch.setattr(service, "_LOCKED_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(completion, "OUT_OF_REACH_SECONDS", 0.5)
     park_many(backlog, pair.queue(), numbered(5))
     take_and_die(backlog, 5)
     made = service.Service(
@@ -74,13 +75,13 @@ def test_what_stays_out_of_reach_is_an_error(
     assert done.errors == ("queue 0: 5 of 5 messages are out of reach; another receiver may have locked them",)
 
 
-def test_one_namespace_is_no_pair(
+def test_one_namespace_cannot_be_both(
     pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A primary that is its own secondary, by whatever reference: refused before a message is touched."""
+    """Primary and secondary at once, by different references: refused before a message is received."""
     monkeypatch.setenv("PAIRBUS_TEST_OTHER", pair.secondary.connection_string)
     backlog.park(pair.queue(), *numbered(2))
-    text = config_of(pair, tmp_path).read_text()
+    text = write_config(pair, tmp_path).read_text()
     same = tmp_path / "same.toml"
     same.write_text(text.replace("PAIRBUS_TEST_PRIMARY", "PAIRBUS_TEST_OTHER"))
     code, _, err = drain(pair, "--config", str(same))
@@ -90,46 +91,46 @@ def test_one_namespace_is_no_pair(
 
 
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("place", "expected"),
     [
         ("abfss://container/x", "journal names no storage account"),
         ("s3://b/x?colour=red", "no journal can be kept on s3:"),
     ],
 )
-def test_a_journal_that_is_nowhere(pair: Pair, backlog: Backlog, tmp_path: Path, place: str, said: str) -> None:
-    """A URI that means no storage: code 2 and one line, whether the configuration or the storage's library finds it."""
+def test_a_journal_at_an_invalid_uri(pair: Pair, backlog: Backlog, tmp_path: Path, place: str, expected: str) -> None:
+    """Exit code 2 and one line, whether the configuration or the storage's library refuses it."""
     backlog.park(pair.queue(), *numbered(2))
-    path = config_of(pair, tmp_path)
+    path = write_config(pair, tmp_path)
     path.write_text(path.read_text().replace(str(tmp_path / "journal"), place))
     code, out, err = drain(pair, "--config", str(path))
     assert (code, out) == (2, "")
-    assert said in err
+    assert expected in err
     assert len(err.splitlines()) == 1
     assert backlog.depth() == 2
 
 
-def test_dead_letters_are_told_with_their_reason(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
-    """By destination: who has misspelt a name sees it."""
+def test_dead_letters_are_logged_with_their_reason(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
+    """By destination, because its name may be misspelt."""
     backlog.park("no-such-queue", *numbered(4))
-    code, out, err = drain(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "0")
+    code, out, err = drain(pair, "--config", str(write_config(pair, tmp_path)), "--queues", "0")
     assert (code, "4 dead-lettered" in out) == (0, True)
     assert "queue 0: 4 for no-such-queue go to its dead-letter queue (amqp:not-found: " in err
 
 
-def test_a_primary_that_is_down_is_told_by_its_name(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
-    """Not by the queue that could not be drained because of it."""
+def test_a_primary_that_is_down_is_named(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
+    """Rather than the queue that could not be drained because of it."""
     backlog.park(pair.queue(), *numbered(2))
     pair.primary.kill()
-    code, out, _ = drain(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "0")
+    code, out, _ = drain(pair, "--config", str(write_config(pair, tmp_path)), "--queues", "0")
     assert code == 1
     assert f"the primary {pair.name} cannot be reached: 127.0.0.1" in out
     assert "no reason given" not in out
 
 
 def test_a_primary_that_is_down_beside_event_hubs(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
-    """What waits for it is held back, for event hubs may be there still; but nobody is told that all is well."""
+    """Messages for event hubs may still be delivered, those for the primary are held back: exit code 1."""
     backlog.park(pair.queue(), *numbered(2))
-    config = config_of(pair, tmp_path)
+    config = write_config(pair, tmp_path)
     config.write_text(config.read_text() + '\n[event_hubs]\nconnection = "env:PAIRBUS_TEST_SECONDARY"\nname = "hubs"\n')
     pair.primary.kill()
     code, out, err = drain(pair, "--config", str(config), "--queues", "0")
@@ -138,33 +139,33 @@ def test_a_primary_that_is_down_beside_event_hubs(pair: Pair, backlog: Backlog, 
     assert backlog.depth() == 2
 
 
-def test_a_queue_that_gives_messages_out_only_so_often_is_told(
+def test_a_queue_with_a_delivery_limit_is_a_warning(
     pair: Pair, backlog: Backlog, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The service would dead-letter by itself what is held back ten times: nobody else could say why it has no row."""
+    """After ten deliveries the service itself dead-letters a held message, which has no row then."""
     backlog.make(0, max_delivery_count=10)
     backlog.make(1)
     backlog.make(2, max_delivery_count=10)
     depths = backlog_depths(pair.secondary_namespace(), pair.name, [0, 1, 2])
-    assert depths.given_out == {0: 10, 2: 10}
-    warn_of(depths, pair.secondary_namespace(), pair.name)
-    (said,) = caplog.messages
-    assert said.startswith(f"backlog queue 0,2 of {pair.name} has max_delivery_count=10: ")
-    code, _, err = drain(pair, "--config", str(config_of(pair, tmp_path)))
-    assert (code, said in err) == (0, True)
+    assert depths.delivery_limits == {0: 10, 2: 10}
+    log_warnings(depths, pair.secondary_namespace(), pair.name)
+    (warning,) = caplog.messages
+    assert warning.startswith(f"backlog queue 0,2 of {pair.name} has max_delivery_count=10: ")
+    code, _, err = drain(pair, "--config", str(write_config(pair, tmp_path)))
+    assert (code, warning in err) == (0, True)
 
 
 def test_queues_on_the_command_line_are_indexes(pair: Pair, tmp_path: Path) -> None:
-    code, _, err = drain(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "abc")
+    code, _, err = drain(pair, "--config", str(write_config(pair, tmp_path)), "--queues", "abc")
     assert code == 2
     assert '--queues must be indexes such as "0-4,7"' in err
 
 
-def test_told_to_stop_before_it_is_empty(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
-    """Code 1: whoever waits for an empty backlog is told that it is not. What was moved has its row."""
+def test_a_stop_before_the_backlog_is_empty(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
+    """Exit code 1, because the backlog is not empty; the messages in flight are settled."""
     queue = pair.queue()
     backlog.park(queue, *numbered(200))
-    with draining(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "0", "--max-rate", "20") as command:
+    with draining(pair, "--config", str(write_config(pair, tmp_path)), "--queues", "0", "--max-rate", "20") as command:
         wait_until(lambda: pair.arrived(queue) > 0, 30)
         command.process.send_signal(signal.SIGTERM)
         code, out, err = command.result()
@@ -173,26 +174,25 @@ def test_told_to_stop_before_it_is_empty(pair: Pair, backlog: Backlog, tmp_path:
     assert pair.arrived(queue) + backlog.depth() == 200
 
 
-@pytest.mark.parametrize("how", ["--once", "--continuous"])
-def test_a_journal_that_cannot_be_ended(pair: Pair, backlog: Backlog, tmp_path: Path, how: str) -> None:
-    """Nothing more fits on the disk, or it is gone: code 1 and one line that names the journal, not the secondary. What
-    was delivered was delivered, and is told."""
+@pytest.mark.parametrize("mode", ["--once", "--continuous"])
+def test_a_journal_that_cannot_be_ended(pair: Pair, backlog: Backlog, tmp_path: Path, mode: str) -> None:
+    """The disk is gone: exit code 1 and one line that names the journal. The result is printed all the same."""
     queue = pair.queue()
     backlog.park(queue, *numbered(40))
-    path = str(config_of(pair, tmp_path))
-    with draining(pair, "--config", path, "--queues", "0", "--max-rate", "10", how) as command:
+    path = str(write_config(pair, tmp_path))
+    with draining(pair, "--config", path, "--queues", "0", "--max-rate", "10", mode) as command:
         wait_until(lambda: pair.arrived(queue) > 0, 30)
         (run,) = (tmp_path / "journal").iterdir()
         run.rename(tmp_path / "away")
         run.write_text("a file where a folder was")
         wait_until(lambda: pair.arrived(queue) == 40, 60)
-        if how == "--continuous":
+        if mode == "--continuous":
             command.process.send_signal(signal.SIGTERM)
         code, out, err = command.result()
     assert code == 1
-    said = f"pairbus drain: the journal {tmp_path / 'journal'} could not be ended in order: "
-    assert [line.startswith(said) for line in err.splitlines()].count(True) == 1
+    expected = f"pairbus drain: the journal {tmp_path / 'journal'} could not be ended in order: "
+    assert [line.startswith(expected) for line in err.splitlines()].count(True) == 1
     assert "Traceback" not in err
     assert "[secondary]" not in err
-    assert ("queue 0: 40 delivered" in out) is (how == "--once")
+    assert ("queue 0: 40 delivered" in out) is (mode == "--once")
     assert backlog.depth() == 0

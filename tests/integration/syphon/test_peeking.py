@@ -1,6 +1,8 @@
-"""What lies in the backlog is named by its sequence numbers, whatever it holds, and nothing is taken."""
+"""`backlog_sequence_numbers` names every message in the backlog, and takes none."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
@@ -8,12 +10,14 @@ from pairbus.domain.amqp import sections
 from pairbus.domain.amqp.codec import Described, Long, Symbol, encode
 from pairbus.errors import PairbusError
 from pairbus.syphon import peeking
+from pairbus.syphon.amqp.connection import Connection
+from pairbus.syphon.amqp.request_response import RequestClient
 from pairbus.syphon.peeking import backlog_sequence_numbers
 from tests.support.backlog import Backlog, encoded, numbered
 from tests.support.counting import park_many
 from tests.support.pairing import Pair
 
-#: Values that the SDK cannot read, or reads wrong, as they are on the wire.
+#: Encoded values that the SDK cannot decode, or decodes to something else.
 VALUES = {
     "char": b"\x73\x00\x01\xf6\x8c",
     "decimal32": b"\x74\x22\x50\x00\x01",
@@ -28,10 +32,8 @@ _ID = sections.section(sections.PROPERTIES, encode(["id-1"]))
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
 @pytest.mark.parametrize("where", ["property", "body"])
-def test_a_message_with_a_value_that_few_can_read_is_named(
-    pair: Pair, backlog: Backlog, value: bytes, where: str
-) -> None:
-    """No more than the number is decoded."""
+def test_a_message_with_an_unusual_value_is_named(pair: Pair, backlog: Backlog, value: bytes, where: str) -> None:
+    """Only its sequence number is decoded."""
     property_ = sections.section(sections.APPLICATION_PROPERTIES, sections.encode_map([encode("mine"), value]))
     message = _ID + (
         property_ + sections.section(sections.DATA, b"\xa0\x00")
@@ -43,9 +45,28 @@ def test_a_message_with_a_value_that_few_can_read_is_named(
     assert backlog.depth() == 3
 
 
+def test_no_message_is_taken(pair: Pair, backlog: Backlog) -> None:
+    """More messages than one answer can hold are all named, and all are still in their queue."""
+    park_many(backlog, "orders", numbered(1200))
+    backlog.make(1)
+    found = backlog_sequence_numbers(pair.secondary_namespace(), pair.name, (0, 1))
+    assert found == {0: list(range(1, 1201)), 1: []}
+    assert backlog.depth() == 1200
+
+
+def test_queues_that_do_not_exist(pair: Pair, backlog: Backlog) -> None:
+    """They have no messages; if none of them exists, a name is wrong."""
+    backlog.make(0)
+    backlog.park("orders", *numbered(2), index=1)
+    found = backlog_sequence_numbers(pair.secondary_namespace(), pair.name, range(4))
+    assert {index: len(numbers) for index, numbers in found.items()} == {0: 0, 1: 2, 2: 0, 3: 0}
+    with pytest.raises(PairbusError, match="has no backlog queue 70-71 of"):
+        backlog_sequence_numbers(pair.secondary_namespace(), pair.name, range(70, 72))
+
+
 def test_more_than_one_answer_holds(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large messages, or more than are asked for at once: all are named, queue by queue, in their order."""
-    monkeypatch.setattr(peeking, "_AT_ONCE", 7)
+    """Large messages, or more than one request asks for: all are named, queue by queue, in order."""
+    monkeypatch.setattr(peeking, "_PAGE", 7)
     park_many(backlog, "orders", numbered(50))
     backlog.park("orders", *(encoded(b"x" * 200_000) for _ in range(8)), index=1)
     backlog.make(2)
@@ -53,46 +74,53 @@ def test_more_than_one_answer_holds(pair: Pair, backlog: Backlog, monkeypatch: p
     assert found == {0: list(range(1, 51)), 1: list(range(1, 9)), 2: []}
 
 
-async def test_where_an_event_loop_runs_already(pair: Pair, backlog: Backlog) -> None:
-    """As it does in every cell of a notebook."""
+async def test_within_an_event_loop(pair: Pair, backlog: Backlog) -> None:
+    """Such as that of a notebook."""
     backlog.park("orders", *numbered(2))
     assert backlog_sequence_numbers(pair.secondary_namespace(), pair.name, [0]) == {0: [1, 2]}
 
 
 def test_a_connection_that_is_lost_once(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is made again, and the numbers go on from where they were."""
-    monkeypatch.setattr(peeking, "_AT_ONCE", 10)
+    """It is opened again, and the numbers go on from the last one."""
+    monkeypatch.setattr(peeking, "_PAGE", 10)
     park_many(backlog, "orders", numbered(30))
-    ask = peeking.Requests.ask
-    asked = 0
+    opened: list[Connection] = []
+    peeks = 0
+    open_connection, request = Connection.open, RequestClient.request
 
-    async def loses_one(self: peeking.Requests, *given: object, **more: object) -> object:
-        nonlocal asked
-        if self._address != "$cbs":
-            asked += 1
-            if asked == 2:
-                self._connection._drop()
-        return await ask(self, *given, **more)  # type: ignore[arg-type]
+    async def recorded(*arguments: Any, **options: Any) -> Connection:
+        opened.append(await open_connection(*arguments, **options))
+        return opened[-1]
 
-    monkeypatch.setattr(peeking.Requests, "ask", loses_one)
+    async def lost_at_the_second_peek(self: RequestClient, properties: Any, *arguments: Any) -> Any:
+        nonlocal peeks
+        if properties["operation"] == "com.microsoft:peek-message":
+            peeks += 1
+            if peeks == 2:
+                await opened[-1].close()
+        return await request(self, properties, *arguments)
+
+    monkeypatch.setattr(Connection, "open", recorded)
+    monkeypatch.setattr(RequestClient, "request", lost_at_the_second_peek)
     assert backlog_sequence_numbers(pair.secondary_namespace(), pair.name, [0]) == {0: list(range(1, 31))}
+    assert len(opened) == 2
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"), [("busy", "com.microsoft:server-busy"), ("black_hole", "was not answered within 5 s")]
+    ("fault", "cause"), [("busy", "com.microsoft:server-busy"), ("black_hole", "was not answered within 5 s")]
 )
-def test_a_queue_that_cannot_be_looked_at(pair: Pair, backlog: Backlog, fault: str, said: str) -> None:
-    """It is named, with what is the matter: no number is made up."""
+def test_a_queue_that_cannot_be_peeked_at(pair: Pair, backlog: Backlog, fault: str, cause: str) -> None:
+    """The error names it and the cause."""
     backlog.park("orders", *numbered(2))
     getattr(pair.secondary.faults, fault)(backlog.path())
     with pytest.raises(PairbusError, match="could not be peeked at") as raised:
         backlog_sequence_numbers(pair.secondary_namespace(), pair.name, [0], timeout=5.0)
     assert backlog.path() in str(raised.value)
-    assert said in str(raised.value)
+    assert cause in str(raised.value)
 
 
 def test_an_unreachable_secondary(pair: Pair, backlog: Backlog) -> None:
-    """What the SDK raises."""
+    """The SDK's own error is raised."""
     backlog.park("orders", *numbered(2))
     namespace = pair.secondary_namespace()
     pair.secondary.kill()

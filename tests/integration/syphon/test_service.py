@@ -1,4 +1,4 @@
-"""The syphon without Spark: `pairbus drain`, and a pairing that brings its messages home itself."""
+"""The syphon without Spark: `pairbus drain`, `Service`, and a pairing with a syphon of its own."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import MISSING, fields
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,93 +22,32 @@ from pairbus.domain.outcome import Head, Outcome, QueueSummary
 from pairbus.errors import PairbusError
 from pairbus.localbus.auth import DEFAULT_KEY_NAME
 from pairbus.syphon import service as service_module
-from pairbus.syphon.depths import Depths
+from pairbus.syphon.depths import DepthQuery, Depths
 from pairbus.syphon.drain.drain import DrainOptions
 from pairbus.syphon.journal.folding import JournalFolder, read_parts
-from pairbus.syphon.journal.journal import open_journal, read_journal
+from pairbus.syphon.journal.journal import open_journal
 from pairbus.syphon.service import Round, Service, service_for
 from tests.support.backlog import Backlog, encoded, numbered
 from tests.support.counting import arrivals, park_many, take_and_die
+from tests.support.drain_command import drain, draining, journal_rows, write_config
 from tests.support.journal_rows import rows
 from tests.support.pairing import Pair, wait_until
 from tests.support.process_fixtures import with_key
-
-
-def journals(root: Path) -> list[dict[str, Any]]:
-    """All rows below a folder of journals."""
-    return [row for path in sorted(root.glob("*/*.journal")) for row in read_journal(str(path)).table.to_pylist()]
-
-
-def config_of(pair: Pair, folder: Path, queues: int = 3, more: str = "") -> Path:
-    path = folder / "pairbus.toml"
-    path.write_text(
-        f"""
-        [primary]
-        connection = "env:PAIRBUS_TEST_PRIMARY"
-        name = "{pair.name}"
-        ca_file = "{pair.primary.ca_file}"
-        [secondary]
-        connection = "env:PAIRBUS_TEST_SECONDARY"
-        name = "backup"
-        ca_file = "{pair.secondary.ca_file}"
-        [syphon]
-        queues = {queues}
-        {more}
-        [ledger]
-        journal = "{folder / "journal"}"
-        """
-    )
-    return path
-
-
-class Command:
-    """`pairbus drain` as a process of its own."""
-
-    def __init__(self, pair: Pair, *arguments: str) -> None:
-        secrets = {
-            "PAIRBUS_TEST_PRIMARY": pair.primary.connection_string,
-            "PAIRBUS_TEST_SECONDARY": pair.secondary.connection_string,
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "pairbus.cli", "drain", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **secrets},
-        )
-
-    def result(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=60)
-        return self.process.returncode, out, err
-
-
-@contextmanager
-def draining(pair: Pair, *arguments: str) -> Iterator[Command]:
-    command = Command(pair, *arguments)
-    try:
-        yield command
-    finally:
-        command.process.kill()
-        command.process.communicate()
-
-
-def drain(pair: Pair, *arguments: str) -> tuple[int, str, str]:
-    with draining(pair, *arguments) as command:
-        return command.result()
+from tests.support.unusual_config import identity, identity_of, options_in, unusual_config
 
 
 def test_pairbus_drain_empties_the_backlog(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
-    """Exit code 0, each queue told, each message in a journal; no secret is printed."""
+    """Exit code 0, a line for each queue, a row for each message; no secret is printed."""
     queue = pair.queue()
     for index in range(2):
         backlog.park(queue, *numbered(20), index=index)
-    code, out, err = drain(pair, "--config", str(config_of(pair, tmp_path)))
+    code, out, err = drain(pair, "--config", str(write_config(pair, tmp_path)))
     assert code == 0, err
     assert "queue 0: 20 delivered, 0 dead-lettered, 0 held back" in out
     assert "queue 2: does not exist" in out
     assert "the backlog is empty" in out
     assert pair.arrived(queue) == 40
-    rows = journals(tmp_path / "journal")
+    rows = journal_rows(tmp_path / "journal")
     assert len(rows) == 40
     assert {(row["namespace"], row["outcome"]) for row in rows} == {(pair.name, Outcome.DELIVERED.value)}
     assert {row["queue_index"] for row in rows} == {0, 1}
@@ -118,21 +55,21 @@ def test_pairbus_drain_empties_the_backlog(pair: Pair, backlog: Backlog, tmp_pat
 
 
 def test_pairbus_drain_lists_what_is_held_back(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
-    """Also exit code 0: nothing is wrong with the drain."""
+    """Also with exit code 0, because the drain did not fail."""
     queue = pair.queue()
     backlog.park(queue, *numbered(5))
     pair.primary.faults.quota_exceeded(queue)
-    code, out, err = drain(pair, "--config", str(config_of(pair, tmp_path)), "--queues", "0")
+    code, out, err = drain(pair, "--config", str(write_config(pair, tmp_path)), "--queues", "0")
     assert code == 0, err
     assert f"held back in the backlog: 5 for {queue}: amqp:resource-limit-exceeded" in out
     assert backlog.depth() == 5
 
 
-def test_pairbus_drain_with_a_wrong_key_is_no_success(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
-    """What the primary refuses because of the syphon's own key is held back, and the exit code tells."""
+def test_pairbus_drain_with_a_wrong_key_fails(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
+    """Messages that the primary refuses because of the syphon's own key are held back; the exit code is 1."""
     queue = pair.queue()
     backlog.park(queue, *numbered(5))
-    config = config_of(pair, tmp_path, queues=1)
+    config = write_config(pair, tmp_path, queues=1)
     wrong = tmp_path / "primary"
     wrong.write_text(with_key(pair.primary.connection_string, DEFAULT_KEY_NAME, "d3Jvbmc="))
     config.write_text(config.read_text().replace("env:PAIRBUS_TEST_PRIMARY", f"file:{wrong}"))
@@ -143,10 +80,10 @@ def test_pairbus_drain_with_a_wrong_key_is_no_success(pair: Pair, backlog: Backl
     assert backlog.depth() == 5
 
 
-def test_pairbus_drain_that_could_not_says_why(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
-    """Exit code 1 when the primary cannot be reached, and when the secondary cannot."""
+def test_pairbus_drain_names_a_namespace_that_is_down(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
+    """The primary or the secondary; the exit code is 1."""
     backlog.park(pair.queue(), *numbered(5))
-    config = str(config_of(pair, tmp_path))
+    config = str(write_config(pair, tmp_path))
     pair.primary.kill()
     code, out, _ = drain(pair, "--config", config, "--queues", "0")
     assert (code, backlog.depth()) == (1, 5)
@@ -157,52 +94,52 @@ def test_pairbus_drain_that_could_not_says_why(pair: Pair, backlog: Backlog, tmp
     assert "pairbus drain:" in err
 
 
-def test_pairbus_drain_names_all_that_is_wrong_with_its_configuration(pair: Pair, tmp_path: Path) -> None:
-    """Exit code 2; nothing is connected to."""
-    config = config_of(pair, tmp_path, more='late = "never"\n        task_budgt = 3')
+def test_pairbus_drain_names_every_mistake_of_its_configuration(pair: Pair, tmp_path: Path) -> None:
+    """Exit code 2, before any connection."""
+    config = write_config(pair, tmp_path, more='late = "never"\n        task_budgt = 3')
     code, _, err = drain(pair, "--config", str(config))
     assert code == 2
     assert "late" in err
     assert "task_budget" in err
-    config.write_text(config_of(pair, tmp_path).read_text().partition("[ledger]")[0])
+    config.write_text(write_config(pair, tmp_path).read_text().partition("[ledger]")[0])
     code, _, err = drain(pair, "--config", str(config))
     assert code == 2
     assert "[ledger] journal is missing" in err
 
 
-def test_a_journal_that_cannot_be_written_is_found_before_a_message_is_touched(
+def test_a_journal_that_cannot_be_written_is_found_before_a_message_is_received(
     pair: Pair, backlog: Backlog, tmp_path: Path
 ) -> None:
-    """Exit code 2 with the folder's name; nothing was received."""
+    """Exit code 2, with the folder's name."""
     queue = pair.queue()
     backlog.park(queue, *numbered(5))
     (tmp_path / "journal").write_text("a file where a folder should be")
-    code, _, err = drain(pair, "--config", str(config_of(pair, tmp_path)))
+    code, _, err = drain(pair, "--config", str(write_config(pair, tmp_path)))
     assert code == 2
     assert str(tmp_path / "journal") in err
     assert pair.arrived(queue) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_pairbus_drain_goes_on_until_it_is_told_to_stop(
+def test_pairbus_drain_continuous_ends_by_a_signal(
     pair: Pair, backlog: Backlog, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """What is parked while it runs comes home too; a signal ends it with exit code 0."""
+    """Messages parked while it runs are delivered too; the exit code is 0."""
     queue = pair.queue()
     backlog.make()
-    config = config_of(pair, tmp_path, queues=1, more="idle_poll_interval = 1")
+    config = write_config(pair, tmp_path, queues=1, more="idle_poll_interval = 1")
     with draining(pair, "--config", str(config), "--continuous") as command:
         for count in (5, 10):
             backlog.park(queue, *numbered(5))
             wait_until(lambda count=count: pair.arrived(queue) == count, 30)  # type: ignore[misc]
         command.process.send_signal(number)
         assert command.result()[0] == 0
-    assert len(journals(tmp_path / "journal")) == 10
+    assert len(journal_rows(tmp_path / "journal")) == 10
 
 
 @pytest.mark.parametrize("renewed", ["primary", "secondary"])
-def test_a_key_that_is_renewed_is_found(pair: Pair, backlog: Backlog, tmp_path: Path, renewed: str) -> None:
-    """A syphon that goes on looks its references up again when it is refused: nobody needs to start it anew."""
+def test_a_renewed_key_is_used(pair: Pair, backlog: Backlog, tmp_path: Path, renewed: str) -> None:
+    """A continuous syphon resolves its references anew after a refusal, without a restart."""
     queue = pair.queue()
     backlog.park(queue, *numbered(5))
     secrets = {}
@@ -211,18 +148,18 @@ def test_a_key_that_is_renewed_is_found(pair: Pair, backlog: Backlog, tmp_path: 
         secrets[kind].write_text(bus.connection_string)
     right = secrets[renewed].read_text()
     secrets[renewed].write_text(with_key(right, DEFAULT_KEY_NAME, "d3Jvbmc="))
-    path = config_of(pair, tmp_path, queues=1)
+    path = write_config(pair, tmp_path, queues=1)
     text = path.read_text()
     for kind, file in secrets.items():
         text = text.replace(f"env:PAIRBUS_TEST_{kind.upper()}", f"file:{file}")
     path.write_text(text)
     rounds: list[Round] = []
-    asked: list[int] = []
-    service = service_for(SyphonConfig.load(path), on_round=rounds.append, on_asked=asked.append)
+    queries: list[int] = []
+    service = service_for(SyphonConfig.load(path), on_round=rounds.append, on_query=queries.append)
     thread = threading.Thread(target=service.forever)
     thread.start()
     try:
-        wait_until(lambda: rounds if renewed == "primary" else asked, 60)
+        wait_until(lambda: rounds if renewed == "primary" else queries, 60)
         assert pair.arrived(queue) == 0
         secrets[renewed].write_text(right)
         wait_until(lambda: pair.arrived(queue) == 5, 60)
@@ -231,35 +168,35 @@ def test_a_key_that_is_renewed_is_found(pair: Pair, backlog: Backlog, tmp_path: 
         thread.join(60)
 
 
-def test_what_the_secondary_s_error_says_holds_no_secret(
+def test_a_failed_depth_query_shows_no_secret(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither in the error of a run nor in the log of one that goes on."""
+    """Neither in the error of `once` nor in the log of `forever`."""
 
     def fail(*_: Any) -> Depths:
         raise ConnectionError("refused: SharedAccessSignature sr=x&sig=SECRET1&skn=root, token=SECRET2")
 
-    monkeypatch.setattr(service_module, "backlog_depths", fail)
+    monkeypatch.setattr(DepthQuery, "run", fail)
     service = Service(pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path))
     with pytest.raises(PairbusError, match="ConnectionError: refused") as raised:
         service.once()
     service = Service(pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path))
-    monkeypatch.setattr(service, "_rest", lambda seconds: service.stop())
+    monkeypatch.setattr(service, "_pause", lambda seconds: service.stop())
     service.forever()
     assert "ConnectionError: refused" in caplog.text
     assert "SECRET" not in f"{raised.value} {caplog.text}"
 
 
-def test_a_service_that_moved_nothing_leaves_nothing(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
-    """Run every hour, it does not fill the journals' folder with runs that nobody needs."""
+def test_a_service_that_moved_nothing_leaves_no_files(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
+    """Run every hour, it would fill the journal folder with empty runs."""
     backlog.make()
     service = Service(pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path))
     assert service.once().is_empty
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cluster_folds_what_a_service_has_left(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
-    """A run that has ended in order is any other syphon's to fold, at once."""
+def test_a_spark_job_folds_the_journals_of_a_service(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
+    """At once, if the service has ended in order."""
     queue = pair.queue()
     backlog.park(queue, *numbered(7))
     service = Service(pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path))
@@ -271,8 +208,8 @@ def test_a_cluster_folds_what_a_service_has_left(pair: Pair, backlog: Backlog, t
 
 
 @pytest.mark.parametrize("living", ["a", "z"])
-def test_a_service_that_goes_on_keeps_nobody_from_folding(tmp_path: Path, living: str) -> None:
-    """Only who folds clears up after others: one that lives and never folds is not waited for."""
+def test_a_running_service_does_not_delay_folds(tmp_path: Path, living: str) -> None:
+    """It never folds, so other runs must not wait for it to do so."""
     for name in ("over", living):
         service = JournalFolder(str(tmp_path), folds=False)
         service.begin(name, None)
@@ -286,29 +223,32 @@ def test_a_service_that_goes_on_keeps_nobody_from_folding(tmp_path: Path, living
     assert [fold.run for fold in cluster.plan()] == ["over"]
 
 
-def test_what_a_killed_service_has_locked_is_not_overtaken(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
-    """A service that follows one that was cut off waits for its locks before it sends what is behind in a session."""
+def test_messages_that_a_killed_service_has_locked_are_not_overtaken(
+    pair: Pair, backlog: Backlog, tmp_path: Path
+) -> None:
+    """The next service waits for the end of those locks before it sends later messages of a session."""
     queue = pair.queue()
     session = [encoded("x", id=f"m{number}", session="s") for number in range(6)]
     park_many(backlog, queue, session, lock_duration=timedelta(seconds=5))
-    begun = f"from pairbus.syphon.journal.folding import JournalFolder; JournalFolder({str(tmp_path)!r}).begin('killed', None)"
-    subprocess.run([sys.executable, "-c", begun], check=True)
+    folding = "from pairbus.syphon.journal.folding import JournalFolder"
+    begin = f"JournalFolder({str(tmp_path)!r}).begin('killed', None)"
+    subprocess.run([sys.executable, "-c", f"{folding}; {begin}"], check=True)
     take_and_die(backlog, 4)
     service = Service(pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path))
     assert service.once().is_empty
     assert [came.id for came in arrivals(backlog, queue)] == [f"m{number}" for number in range(6)]
 
 
-def test_a_service_that_goes_on_asks_little_while_nothing_is_there(
+def test_an_idle_service_makes_few_depth_queries(
     pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One management call a poll, however many queues; a secondary that does not answer is asked again."""
-    asked: list[int] = []
+    """One management call a poll, however many queues; pauses after failures double."""
+    operations: list[int] = []
     pauses: list[float] = []
     for index in range(3):
         backlog.make(index)
     service = Service(
-        pair.primary_namespace(), pair.secondary_namespace(), range(3), str(tmp_path), on_asked=asked.append
+        pair.primary_namespace(), pair.secondary_namespace(), range(3), str(tmp_path), on_query=operations.append
     )
 
     def rest(seconds: float) -> None:
@@ -318,17 +258,17 @@ def test_a_service_that_goes_on_asks_little_while_nothing_is_there(
         if len(pauses) == 5:
             service.stop()
 
-    monkeypatch.setattr(service, "_rest", rest)
+    monkeypatch.setattr(service, "_pause", rest)
     service.forever()
-    assert len(asked) == 5
-    assert asked[1:] == [1] * 4, "once it knows where its queues are, one page tells"
+    assert len(operations) == 5
+    assert operations[1:] == [1] * 4, "once it knows where its queues are, it reads one page"
     assert pauses == [120.0, 120.0, 120.0, 2.0, 4.0]
 
 
-def test_a_service_rests_longer_while_nothing_is_brought_home(
+def test_pauses_double_while_nothing_is_moved(
     pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twice as long after each round, and as at first once something has moved: what is held back costs operations."""
+    """Retries of held messages cost operations. A round that moves messages ends the series."""
     queue = pair.queue()
     backlog.park(queue, *numbered(3))
     pair.primary.faults.busy(queue)
@@ -342,7 +282,7 @@ def test_a_service_rests_longer_while_nothing_is_brought_home(
         if pair.arrived(queue) == 3:
             service.stop()
 
-    monkeypatch.setattr(service, "_rest", rest)
+    monkeypatch.setattr(service, "_pause", rest)
     service.forever()
     assert pauses == [2.0, 4.0, 8.0, 1.0]
 
@@ -350,10 +290,10 @@ def test_a_service_rests_longer_while_nothing_is_brought_home(
 @pytest.mark.parametrize(
     "error", [OSError(errno.EMFILE, "Too many open files"), RuntimeError("can't start new thread")], ids=repr
 )
-def test_a_round_for_which_this_process_is_short_of_something_is_not_the_last(
+def test_a_round_without_an_event_loop_is_tried_again(
     pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Without an event loop a service tells so, and tries again: what is parked is not left for good."""
+    """The process may be short of files or threads for a while; the error is the round's."""
     queue = pair.queue()
     backlog.park(queue, *numbered(3))
     rounds: list[Round] = []
@@ -387,7 +327,7 @@ def test_a_round_for_which_this_process_is_short_of_something_is_not_the_last(
 def test_a_round_that_is_cut_short_at_its_end_keeps_what_it_moved(
     pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop's own farewell may need a thread that is not to be had."""
+    """Closing the event loop may need a thread when there is none."""
     queue = pair.queue()
     backlog.park(queue, *numbered(3))
     run = service_module.asyncio.run
@@ -406,78 +346,40 @@ def test_a_round_that_is_cut_short_at_its_end_keeps_what_it_moved(
 def test_a_journal_that_cannot_be_closed_for_want_of_a_thread(
     pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is only not marked as finished: other queues are drained to their end, and what was moved is told."""
+    """It is only not marked as finished: all queues are drained and reported."""
     queue = pair.queue()
     for index in range(2):
         backlog.park(queue, *numbered(3), index=index)
 
-    async def aside(call: Any, name: str) -> None:
+    async def call_in_thread(call: Any, name: str) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(service_module, "aside", aside)
+    monkeypatch.setattr(service_module, "call_in_thread", call_in_thread)
     done = Service(pair.primary_namespace(), pair.secondary_namespace(), [0, 1], str(tmp_path)).once()
     assert [(each.delivered, each.error) for each in done.queues] == [(3, None), (3, None)]
 
 
-# --- from what was said to what is done ----------------------------------------------------------------------------
-
-
-def unusual_config(folder: Path, monkeypatch: pytest.MonkeyPatch) -> SyphonConfig:
-    """A configuration in which nothing is as it would be if nothing were said."""
-    mapping: dict[str, dict[str, Any]] = {}
-    for name in ("primary", "secondary", "event_hubs"):
-        reference = f"PAIRBUS_UNUSUAL_{name.upper()}"
-        host = name.replace("_", "-")
-        monkeypatch.setenv(
-            reference, f"Endpoint=sb://{host}.example/;SharedAccessKeyName=key-of-{host};SharedAccessKey=c2VjcmV0"
-        )
-        mapping[name] = {"connection": f"env:{reference}", "name": f"name-of-{host}"}
-    mapping["syphon"] = {
-        "queues": "1,3,8",
-        "late": "dead-letter",
-        "retry_interval": 3,
-        "idle_poll_interval": 45,
-        "task_budget": 77,
-        "window_messages": 123,
-        "window_bytes": 5 * 1024 * 1024,
-        "max_rate": 60,
-    }
-    mapping["ledger"] = {name: str(folder / name) for name in ("path", "checkpoint", "journal")}
-    config = SyphonConfig.from_mapping(mapping)
-    usual = [each.name for each in fields(config) if each.default is not MISSING]
-    assert [name for name in usual if getattr(config, name) == getattr(SyphonConfig, name)] == []
-    return config
-
-
-def options_in(config: SyphonConfig) -> dict[str, Any]:
-    """The options of a drain that a configuration says by the same name."""
-    names = {each.name for each in fields(DrainOptions)} & {each.name for each in fields(SyphonConfig)}
-    assert names >= {"window_messages", "window_bytes", "retry_interval", "late", "max_rate"}
-    return {name: getattr(config, name) for name in names}
-
-
-def identity(namespace: Namespace | None) -> tuple[str, str, str] | None:
-    """A namespace's host and name, and its key's name."""
-    return None if namespace is None else (namespace.host, namespace.name, namespace.credential.named_key.name)
-
-
-def identity_of(name: str) -> tuple[str, str, str]:
-    """That of a namespace of `unusual_config`."""
-    return f"{name}.example", f"name-of-{name}", f"key-of-{name}"
+# --- from the configuration to the drains ----------------------------------------------------------------------------
 
 
 class Drains:
-    """Drains that only remember what they were made with, of queues that are as deep as a test says."""
+    """Drains that record their arguments, of queues that are as deep as a test says."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *depths: dict[int, int | None]) -> None:
         self.made: list[dict[str, Any]] = []
-        self.asked: list[tuple[Any, ...]] = []
+        self.queried: list[tuple[Any, ...]] = []
         self._depths = list(depths)
         monkeypatch.setattr(service_module, "Drain", self._make)
-        monkeypatch.setattr(service_module, "backlog_depths", self._ask)
+        monkeypatch.setattr(service_module, "DepthQuery", self._query)
 
-    def _ask(self, secondary: Namespace, primary_name: str, indexes: Any) -> Depths:
-        self.asked.append((secondary, primary_name, tuple(indexes)))
+    def _query(self, primary_name: str, indexes: Any) -> Any:
+        def run(secondary: Namespace) -> Depths:
+            return self._answer(secondary, primary_name, tuple(indexes))
+
+        return SimpleNamespace(primary_name=primary_name, run=run)
+
+    def _answer(self, secondary: Namespace, primary_name: str, indexes: tuple[int, ...]) -> Depths:
+        self.queried.append((secondary, primary_name, indexes))
         return Depths(self._depths.pop(0) if len(self._depths) > 1 else self._depths[0])
 
     def _make(
@@ -504,11 +406,11 @@ def test_a_service_drains_as_its_configuration_says(tmp_path: Path, monkeypatch:
     """Namespaces, queues, journal and every option; the rate is shared by the queues that have something."""
     config = unusual_config(tmp_path, monkeypatch)
     drains = Drains(monkeypatch, {1: 5, 3: 7, 8: 0}, {1: 0, 3: 0, 8: 0})
-    told: list[Round] = []
-    service = service_for(config, on_round=told.append)
+    rounds: list[Round] = []
+    service = service_for(config, on_round=rounds.append)
     assert service.once().moved == 2
-    assert [done.moved for done in told] == [2]
-    (secondary, primary_name, indexes), again = drains.asked
+    assert [done.moved for done in rounds] == [2]
+    (secondary, primary_name, indexes), again = drains.queried
     assert again == (secondary, primary_name, indexes)
     assert (identity(secondary), primary_name) == (identity_of("secondary"), "name-of-primary")
     assert indexes == (1, 3, 8)
@@ -523,12 +425,12 @@ def test_a_service_drains_as_its_configuration_says(tmp_path: Path, monkeypatch:
         assert not made["stop"]()
     service.stop()
     assert all(made["stop"]() for made in drains.made)
-    written = journals(tmp_path / "journal")
+    written = journal_rows(tmp_path / "journal")
     assert [row["namespace"] for row in written] == ["name-of-primary"] * 2
     assert {row["queue_index"] for row in written} == {1, 3}
 
 
-def test_a_service_rests_as_its_configuration_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_pauses_as_its_configuration_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A retry interval after a round that has moved something, the idle interval after one that found nothing."""
     drains = Drains(monkeypatch, {1: 5, 3: 7, 8: 1}, {1: 0, 3: 0, 8: 0})
     service = service_for(unusual_config(tmp_path, monkeypatch))
@@ -539,26 +441,26 @@ def test_a_service_rests_as_its_configuration_says(tmp_path: Path, monkeypatch: 
         if len(pauses) == 2:
             service.stop()
 
-    monkeypatch.setattr(service, "_rest", rest)
+    monkeypatch.setattr(service, "_pause", rest)
     service.forever()
     assert pauses == [3, 45]
     assert [made["options"].max_rate for made in drains.made] == [60 / 3] * 3
 
 
-def test_a_service_without_event_hubs_and_without_a_limit(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was not said is not made up."""
+def test_options_that_are_not_set_stay_unset(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No event hubs, and no limit of the rate."""
     for role, bus in (("PRIMARY", pair.primary), ("SECONDARY", pair.secondary)):
         monkeypatch.setenv(f"PAIRBUS_TEST_{role}", bus.connection_string)
     drains = Drains(monkeypatch, {0: 1}, {0: 0})
-    service_for(SyphonConfig.load(config_of(pair, tmp_path))).once()
+    service_for(SyphonConfig.load(write_config(pair, tmp_path))).once()
     (made,) = drains.made
     assert (made["event_hubs"], made["options"].max_rate) == (None, None)
 
 
-def test_a_pairing_syphons_as_its_options_say(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The namespaces that it was made of, as many queues as it has, its journal, and what the options say of it."""
+def test_the_syphon_of_a_pairing_drains_as_its_options_say(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Namespaces, number of queues, journal and options are those of the pairing."""
     drains = Drains(monkeypatch, {2: 1}, dict.fromkeys(range(3), 0))
     primary, secondary = pair.primary_namespace(), pair.secondary_namespace()
     event_hubs = Namespace("hubs.example", credential=primary.credential, name="hubs")
@@ -573,22 +475,27 @@ def test_a_pairing_syphons_as_its_options_say(pair: Pair, tmp_path: Path, monkey
     with pair_namespaces(primary, secondary, options, event_hubs=event_hubs) as bus:
         wait_until(lambda: pair.told("messages brought home"), 30)
         counted = bus.status().operations
-    assert drains.asked[0] == (secondary, primary.name, (0, 1, 2))
+    assert drains.queried[0] == (secondary, primary.name, (0, 1, 2))
     (made,) = drains.made
     assert made["primary"] is primary
     assert made["secondary"] is secondary
     assert made["event_hubs"] is event_hubs
     assert (made["queue_index"], made["options"].late, made["options"].retry_interval) == (2, "dead-letter", 5)
     assert made["stop"]()  # it was closed
-    assert [row["queue_index"] for row in journals(tmp_path)] == [2]
+    assert [row["queue_index"] for row in journal_rows(tmp_path)] == [2]
     assert counted["syphon"] == 3
 
 
 # --- a pairing with a syphon ---------------------------------------------------------------------------------------
 
 
-def test_a_pairing_brings_its_own_messages_home(pair: Pair, tmp_path: Path) -> None:
-    """With enable_syphon what was parked in an outage is delivered after it, by the same process, in the journal."""
+def syphon_threads() -> list[threading.Thread]:
+    """The threads of pairings' syphons in this process."""
+    return [thread for thread in threading.enumerate() if thread.name == "pairbus-syphon"]
+
+
+def test_a_pairing_delivers_its_parked_messages(pair: Pair, tmp_path: Path) -> None:
+    """With enable_syphon the same process delivers them after the outage, with rows in the journal."""
     queue = pair.queue()
     bus = pair.pairing(enable_syphon=True, syphon_journal=tmp_path, ping_primary_interval=1)
     with bus.get_queue_sender(queue) as sender:
@@ -598,34 +505,35 @@ def test_a_pairing_brings_its_own_messages_home(pair: Pair, tmp_path: Path) -> N
             assert bus.status().entities[queue].parked == 5
         wait_until(lambda: pair.arrived(queue) == 5, 60, bus.status)
     wait_until(lambda: bus.status().operations.get("syphon", 0) >= 15, why=bus.status)
-    (told,) = wait_until(lambda: pair.told("messages brought home"))
-    assert (told.details["delivered"], told.details["errors"]) == (5, [])
+    (event,) = wait_until(lambda: pair.told("messages brought home"))
+    assert (event.details["delivered"], event.details["errors"]) == (5, [])
     bus.close()
-    assert {row["message_id"] for row in journals(tmp_path)} == {f"m{number}" for number in range(5)}
+    assert {row["message_id"] for row in journal_rows(tmp_path)} == {f"m{number}" for number in range(5)}
 
 
-def test_a_faulted_half_takes_the_other_along_if_there_is_a_syphon(pair: Pair, tmp_path: Path) -> None:
-    """It moves messages between the two: one without the other is of no use."""
+def test_with_a_syphon_a_faulted_half_faults_the_other(pair: Pair, tmp_path: Path) -> None:
+    """The syphon needs both."""
     bus = pair.pairing(enable_syphon=True, syphon_journal=tmp_path)
     error = RuntimeError("the primary is not what it was")
     bus.primary.fault(error)
     assert bus.secondary.error is error
     wait_until(lambda: {event.details["half"] for event in pair.told("half faulted")} == {"primary", "secondary"})
     bus.close()
-    wait_until(lambda: not bus._syphon._thread.is_alive())
+    wait_until(lambda: not syphon_threads())
 
 
 def test_closing_a_pairing_stops_its_syphon(pair: Pair, tmp_path: Path) -> None:
-    """Its thread has ended when close returns."""
+    """Its thread has ended when `close` returns."""
     bus = pair.pairing(enable_syphon=True, syphon_journal=tmp_path)
+    assert len(syphon_threads()) == 1
     bus.close()
-    assert not bus._syphon._thread.is_alive()
+    assert not syphon_threads()
 
 
-def test_a_pairing_says_that_its_journal_could_not_be_ended(
+def test_a_journal_that_cannot_be_ended_is_an_event_of_the_pairing(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk: the event names the folder, and closing is closing all the same."""
+    """The event names the folder; `close` does not fail."""
 
     def full(self: JournalFolder) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -633,22 +541,22 @@ def test_a_pairing_says_that_its_journal_could_not_be_ended(
     monkeypatch.setattr(JournalFolder, "finish", full)
     bus = pair.pairing(enable_syphon=True, syphon_journal=tmp_path)
     bus.close()
-    (told,) = wait_until(lambda: pair.told("syphon ended"))
-    assert f"the journal {tmp_path} could not be ended in order: [Errno 28]" in told.details["error"]
+    (event,) = wait_until(lambda: pair.told("syphon ended"))
+    assert f"the journal {tmp_path} could not be ended in order: [Errno 28]" in event.details["error"]
 
 
-def test_a_syphon_needs_a_journal_that_can_be_written(pair: Pair, tmp_path: Path) -> None:
-    """Refused when the pairing is opened, naming the folder and the option."""
+def test_a_pairing_needs_a_journal_that_can_be_written(pair: Pair, tmp_path: Path) -> None:
+    """It is refused when it is opened; the error names the folder and the option."""
     (tmp_path / "file").write_text("")
     with pytest.raises(OptionError, match="syphon_journal") as raised:
         pair.pairing(enable_syphon=True, syphon_journal=tmp_path / "file")
     assert str(tmp_path / "file") in str(raised.value)
 
 
-def test_the_journal_is_in_the_users_state_unless_another_place_is_said(
+def test_the_journal_of_a_pairing_is_by_default_in_the_state_folder(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under a folder with the primary's name."""
+    """In a folder with the primary's name."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     pair.pairing(enable_syphon=True).close()
     assert (tmp_path / "pairbus" / "journal" / pair.name).is_dir()

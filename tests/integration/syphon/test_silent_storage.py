@@ -1,8 +1,7 @@
-"""Storage that does not answer: nothing is settled without a row, and neither a drain nor its process waits for it."""
+"""Storage that does not answer: no message is settled without a row, and no drain or process waits for it."""
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 import threading
@@ -15,20 +14,21 @@ import pytest
 from pairbus.domain.outcome import Head, Rows
 from pairbus.runtime import bounded_call as bounds
 from pairbus.syphon.journal.folding import JournalFolder
+from pairbus.syphon.journal.growing_file import GrowingFileWriter
 from pairbus.syphon.journal.journal import close_journal, open_journal
-from pairbus.syphon.journal.storage import LocalPlace
+from pairbus.syphon.journal.local_storage import LocalStorage
 from pairbus.syphon.service import Service
 from tests.support.backlog import Backlog, InBackground, Remembering, numbered
 from tests.support.counting import arrivals, assert_conserved, ids, park_many
 from tests.support.pairing import Pair, wait_until
 
-#: Instead of a minute.
-PATIENCE = 2.0
+#: The longest wait for a journal, in place of a minute.
+DEADLINE = 2.0
 LOCK = timedelta(seconds=5)
 
 
 class Silent(Remembering):
-    """A journal whose calls, from one of them on, do not end before `go_on` is set."""
+    """A journal whose calls block, from one of them on, until `go_on` is set."""
 
     def __init__(self, *, prepares: bool = True, writes: int = 0) -> None:
         super().__init__()
@@ -52,13 +52,13 @@ class Silent(Remembering):
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "JOURNAL_SECONDS", PATIENCE)
+def journal_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "JOURNAL_SECONDS", DEADLINE)
 
 
 @pytest.fixture
 def made() -> Iterator[list[Silent]]:
-    """Journals whose calls end when the test has."""
+    """Journals whose calls end after the test."""
     journals: list[Silent] = []
     yield journals
     for each in journals:
@@ -66,7 +66,7 @@ def made() -> Iterator[list[Silent]]:
 
 
 def drain_the_rest(backlog: Backlog) -> None:
-    """Drain until nothing is left; what was sent and not settled comes when its lock has ended."""
+    """Drain until the queue is empty; messages that were sent and not settled follow when their locks end."""
 
     def emptied() -> bool:
         assert backlog.drain().error is None
@@ -77,14 +77,14 @@ def drain_the_rest(backlog: Backlog) -> None:
 
 @pytest.mark.parametrize("writes", [0, 1])
 def test_a_write_that_does_not_end_has_failed(pair: Pair, backlog: Backlog, made: list[Silent], writes: int) -> None:
-    """The drain ends and says what did not answer; what it had sent by then stays in the backlog and comes again."""
+    """The drain ends with an error; messages that it had sent without a row stay in the backlog, and are sent again."""
     queue = pair.queue()
     messages = numbered(300)
     park_many(backlog, queue, messages, lock_duration=LOCK)
     made.append(journal := Silent(writes=writes))
     summary = backlog.drain(journal=journal, budget=None)
-    why = f"the journal did not answer within {PATIENCE:g} s"
-    assert summary.error == f"the journal could not be written, so nothing more is settled: {why}"
+    cause = f"the journal did not answer within {DEADLINE:g} s"
+    assert summary.error == f"the journal could not be written, so nothing more is settled: {cause}"
     assert not summary.empty
     assert not journal.go_on.is_set()
     delivered = len(journal.rows)
@@ -97,7 +97,7 @@ def test_a_write_that_does_not_end_has_failed(pair: Pair, backlog: Backlog, made
 
 
 def test_a_write_that_ends_late_settles_nothing(pair: Pair, backlog: Backlog, made: list[Silent]) -> None:
-    """Whoever has given up on it does not hear of it any more: the message is still there, and comes again."""
+    """The drain has given the write up: its messages stay in the backlog, and are sent again."""
     queue = pair.queue()
     park_many(backlog, queue, numbered(5), lock_duration=LOCK)
     made.append(journal := Silent())
@@ -114,19 +114,19 @@ def test_a_write_that_ends_late_settles_nothing(pair: Pair, backlog: Backlog, ma
 def test_a_journal_that_cannot_be_tried_is_found_before_a_message_is_taken(
     pair: Pair, backlog: Backlog, made: list[Silent]
 ) -> None:
-    """Nothing is sent that could not be recorded."""
+    """No message is sent whose row could not be written."""
     queue = pair.queue()
     backlog.park(queue, *numbered(3))
     made.append(journal := Silent(prepares=False))
     summary = backlog.drain(journal=journal)
-    assert f"so nothing is taken from the backlog: the journal did not answer within {PATIENCE:g} s" in str(
+    assert f"so nothing is taken from the backlog: the journal did not answer within {DEADLINE:g} s" in str(
         summary.error
     )
     assert (summary.received, pair.arrived(queue), backlog.depth()) == (0, 0, 3)
 
 
-def test_a_question_that_is_not_answered_keeps_no_drain_beyond_its_budget(pair: Pair, backlog: Backlog) -> None:
-    """Whether to stop is asked of storage, too: the budget is looked at meanwhile, and nobody waits for the answer."""
+def test_a_stop_check_that_hangs_keeps_no_drain_beyond_its_budget(pair: Pair, backlog: Backlog) -> None:
+    """The stop signal is on storage too. The budget ends the drain meanwhile."""
     queue = pair.queue()
     backlog.park(queue, *numbered(200))
     answer = threading.Event()
@@ -150,15 +150,15 @@ def test_a_question_that_is_not_answered_keeps_no_drain_beyond_its_budget(pair: 
 def test_a_journal_with_a_write_under_way_is_not_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is not marked as finished, which is told; nobody waits."""
+    """It is not marked as finished, which is logged; the close returns at once."""
     journal = open_journal(str(tmp_path), Head("contoso", 0))
     begun, go_on = threading.Event(), threading.Event()
 
-    def hang(self: LocalPlace, folder: str) -> None:
+    def hang(self: LocalStorage, folder: str) -> None:
         begun.set()
         assert go_on.wait(120)
 
-    monkeypatch.setattr(LocalPlace, "sync_folder", hang)
+    monkeypatch.setattr(LocalStorage, "sync_folder", hang)
     writing = threading.Thread(target=journal.prepare, daemon=True)
     writing.start()
     try:
@@ -174,11 +174,11 @@ def test_a_journal_with_a_write_under_way_is_not_closed(
 def test_storage_that_does_not_let_a_journal_be_closed_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was written is durable: the end of the file is all that is missing."""
+    """Its rows are durable: only the mark at the end of the file is missing."""
     monkeypatch.setattr(bounds, "JOURNAL_SECONDS", 0.2)
     journal = open_journal(str(tmp_path), Head("contoso", 0))
     go_on = threading.Event()
-    monkeypatch.setattr(journal._keep, "close", lambda: go_on.wait(120))
+    monkeypatch.setattr(GrowingFileWriter, "close", lambda self: go_on.wait(120))
     try:
         close_journal(journal, 7)
     finally:
@@ -189,7 +189,7 @@ def test_storage_that_does_not_let_a_journal_be_closed_is_not_waited_for(
 def test_a_run_that_cannot_be_begun_or_ended_is_not_waited_for(
     pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says so, and what was moved is told."""
+    """An error or a warning says so, and the result is returned."""
     queue = pair.queue()
     backlog.park(queue, *numbered(3))
     go_on = threading.Event()
@@ -199,9 +199,9 @@ def test_a_run_that_cannot_be_begun_or_ended_is_not_waited_for(
     monkeypatch.setattr(JournalFolder, "begin", lambda self, run, previous: go_on.wait(120))
     try:
         assert service.once().moved == 3
-        said = f"could not be ended in order: no answer within {PATIENCE:g} s"
-        assert service.not_ended == f"the journal {tmp_path} {said}"
-        with pytest.raises(TimeoutError, match=f"no answer within {PATIENCE:g} s"):
+        expected = f"could not be ended in order: no answer within {DEADLINE:g} s"
+        assert service.journal_error == f"the journal {tmp_path} {expected}"
+        with pytest.raises(TimeoutError, match=f"no answer within {DEADLINE:g} s"):
             Service(pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path)).begin()
     finally:
         go_on.set()
@@ -209,7 +209,7 @@ def test_a_run_that_cannot_be_begun_or_ended_is_not_waited_for(
 
 _PROCESS = """
 import asyncio, threading
-from pairbus.runtime import bounded_call as bounds
+from pairbus.runtime import bounded_call
 from pairbus.syphon.drain.journal_batcher import Writer
 
 class Silent:
@@ -217,7 +217,7 @@ class Silent:
     def write(self, rows): ...
 
 async def main():
-    bounds.JOURNAL_SECONDS = 0.2
+    bounded_call.JOURNAL_SECONDS = 0.2
     try:
         await Writer(Silent()).prepare()
     except TimeoutError as error:
@@ -231,20 +231,3 @@ def test_a_process_ends_while_its_journal_is_silent() -> None:
     """Neither the event loop nor the interpreter waits for the thread that hangs."""
     ended = subprocess.run([sys.executable, "-c", _PROCESS], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "the journal did not answer within 0.2 s\n", "")
-
-
-async def test_a_call_for_which_there_is_no_thread_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not later either, when nobody waits for it; and the next one is, as soon as there are threads again."""
-    made: list[str] = []
-    thread = bounds.Aside("pairbus-test")
-
-    def start(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as short:
-        short.setattr(threading.Thread, "start", start)
-        with pytest.raises(RuntimeError, match="new thread"):
-            await thread(lambda: made.append("first"))
-    await asyncio.wait_for(thread(lambda: made.append("second")), 30)
-    thread.end()
-    assert made == ["second"]

@@ -270,11 +270,10 @@ def test_pairbus_wheel_is_whole(tool: ModuleType, tmp_path: Path) -> None:
     assert re.fullmatch(r"pairbus-[\d.]+-py3-none-any\.whl", wheel.name)
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-        assert archive.getinfo("pairbus/spark/quick-python").external_attr >> 16 & 0o111  # Spark starts it
     expected = {
         str(file.relative_to(ROOT / "src"))
         for file in SOURCE.rglob("*")
-        if file.is_file() and (file.suffix in (".py", ".lark", ".typed") or file.name == "quick-python")
+        if file.is_file() and file.suffix in (".py", ".lark", ".typed")
     }
     assert {name for name in names if ".dist-info/" not in name} == expected
     assert {str(each) for each in tool.requirements_of(wheel)} == {"azure-core>=1.30", "azure-servicebus<7.16,>=7.15"}

@@ -41,7 +41,7 @@ from azure.eventhub.exceptions import (
 
 from pairbus.domain.cost import operations_of
 from pairbus.options import Namespace
-from pairbus.runtime.bounded_credential import bounded
+from pairbus.runtime.credential import deadline_credential
 
 from .prepared import Prepared
 from .service_bus import mend, port_of
@@ -77,7 +77,9 @@ class HubSender:
         if namespace.use_tls and port_of(namespace.host) is not None:
             # Over TLS the SDK dials 5671 whatever the host says, unless it is told so here.
             options |= {"custom_endpoint_address": f"sb://{namespace.host}", "transport_type": TransportType.Amqp}
-        self._client: Any = EventHubProducerClient(namespace.host, hub, bounded(namespace.credential), **options)
+        self._client: Any = EventHubProducerClient(
+            namespace.host, hub, deadline_credential(namespace.credential), **options
+        )
         self._producer: Any = self._client._create_producer(partition_id)
         mend(self._producer)
 

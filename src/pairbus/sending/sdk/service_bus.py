@@ -39,7 +39,7 @@ from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
 
 from pairbus.domain.cost import UNIT, operations_of
 from pairbus.options import Namespace
-from pairbus.runtime.bounded_credential import bounded
+from pairbus.runtime.credential import deadline_credential
 
 from .prepared import Prepared
 
@@ -73,7 +73,7 @@ def service_bus_client(namespace: Namespace, try_timeout: float) -> ServiceBusCl
     if namespace.use_tls and port_of(namespace.host) is not None:
         # Over TLS the SDK dials 5671 whatever the host says, unless it is told so here.
         options |= {"custom_endpoint_address": f"sb://{namespace.host}", "transport_type": TransportType.Amqp}
-    return ServiceBusClient(namespace.host, bounded(namespace.credential), **options)
+    return ServiceBusClient(namespace.host, deadline_credential(namespace.credential), **options)
 
 
 def port_of(host: str) -> str | None:

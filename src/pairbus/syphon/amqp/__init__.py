@@ -1,1 +1,1 @@
-"""Raw AMQP on Proton: connections, links, requests and tokens."""
+"""Raw AMQP on Proton: connections, links, requests with responses, and tokens."""

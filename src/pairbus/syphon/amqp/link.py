@@ -1,8 +1,8 @@
-"""Links of an AMQP connection: messages come and go as the bytes they are, and a settlement counts when answered.
+"""Links of an AMQP connection. Messages come and go as encoded bytes, and a settlement is done once it is confirmed.
 
-Proton is the engine without I/O. What happens to single messages is told by calls, not by futures: a drain has
-thousands of them in flight. The hot path uses Proton's C functions directly; their Python wrappers read delivery tags
-as text, which a lock token is not.
+Proton is the engine without I/O. Events of single messages are calls, not futures: a drain has thousands of messages
+in flight. The code that runs for each message uses Proton's C functions directly: their Python wrappers read delivery
+tags as text, and a lock token is binary.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import cproton_ffi
 from proton import _data as _proton_data
 from proton import symbol
 
-from pairbus.domain.amqp.codec import encode
-from pairbus.domain.amqp.sections import GROUP_ID, PROPERTIES, section
+from .message_format import encode_batch
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -28,12 +27,15 @@ ACCEPTED: int = lib.PN_ACCEPTED
 REJECTED: int = lib.PN_REJECTED
 RELEASED: int = lib.PN_RELEASED
 MODIFIED: int = lib.PN_MODIFIED
+#: The state of a delivery that was settled without an outcome.
+NO_OUTCOME = 0
+_OUTCOMES = {ACCEPTED: "accepted", REJECTED: "rejected", RELEASED: "released", MODIFIED: "modified"}
 
 _DEAD_LETTER = b"com.microsoft:dead-letter"
 
 
 class LinkError(Exception):
-    """The service refused or ended something: its AMQP condition, and what it said."""
+    """An error that the service reported, with its AMQP condition and description."""
 
     def __init__(self, condition: str | None, description: str | None) -> None:
         super().__init__(": ".join(filter(None, (condition, description))) or "no reason given")
@@ -42,28 +44,42 @@ class LinkError(Exception):
 
 
 class ConnectionLost(LinkError):
-    """Nothing can be heard from the host, or nothing more."""
+    """The host could not be reached, or the connection has ended."""
 
 
 class SenderEvents(Protocol):
-    """What a sender tells its owner."""
+    """The callbacks of a sender."""
 
-    def on_outcome(self, context: Any, state: int, error: LinkError | None) -> None: ...
-    def on_credit(self) -> None: ...
-    def on_closed(self, error: LinkError) -> None: ...
+    def on_outcome(self, context: Any, state: int, error: LinkError | None) -> None:
+        """Take the outcome of a message that was sent: an AMQP state or `NO_OUTCOME`, with an error unless accepted."""
+
+    def on_credit(self) -> None:
+        """Send more: there may be credit."""
+
+    def on_closed(self, error: LinkError) -> None:
+        """Take note that the peer has closed the link, or the connection has ended."""
 
 
 class ReceiverEvents(Protocol):
-    """What a receiver tells its owner; `on_message` gives back what stands for the message from then on."""
+    """The callbacks of a receiver."""
 
-    def on_message(self, delivery: Any, message: bytes) -> Any: ...
-    def on_confirmed(self, context: Any, state: int, error: LinkError | None) -> None: ...
-    def on_drained(self, all_was_sent: bool) -> None: ...
-    def on_closed(self, error: LinkError) -> None: ...
+    def on_message(self, delivery: Any, message: bytes) -> Any:
+        """Take a message; return the context that the other callbacks get for it."""
+
+    def on_confirmed(self, context: Any, state: int, error: LinkError | None) -> None:
+        """Take the answer to a settlement: the state that holds, with an error unless it is the requested one."""
+
+    def on_drained(self, all_was_sent: bool) -> None:
+        """Take the end of a drain; `all_was_sent` unless the service has used up the credit, and may have more."""
+
+    def on_closed(self, error: LinkError) -> None:
+        """Take note that the peer has closed the link, or the connection has ended."""
 
 
 class Link:
-    """What senders and receivers share: being opened, and being closed by the other side."""
+    """A link in one direction: its opening, and its end."""
+
+    _sends = False
 
     def __init__(self, connection: Connection, wrapper: Any, events: Any) -> None:
         self._connection = connection
@@ -71,44 +87,52 @@ class Link:
         self.pointer: Any = wrapper._impl
         self._events = events
         self._opened: asyncio.Future[None] = connection.loop.create_future()
+        #: The reason why the link is closed.
         self.closed: LinkError | None = None
 
     @property
     def most_bytes(self) -> int:
-        """The largest message that the other side takes; 0 if it did not say."""
+        """The size of the largest message that the peer takes; 0 if it set no limit."""
         return int(lib.pn_link_remote_max_message_size(self.pointer))
 
-    async def opened(self) -> None:
+    def open(self) -> None:
+        """Ask the peer to open the link, with the next output."""
+        self._wrapper.open()
+        self._connection.schedule_flush()
+
+    async def wait_until_open(self) -> None:
+        """Wait for the peer; raises `LinkError` if it refuses the link."""
         await self._opened
 
-    def remote_opened(self) -> None:
-        # A refusal is an answer without a terminus, and the reason follows it.
+    def on_remote_open(self) -> None:
+        # A refused link is opened without a terminus, and closed with the reason in the next frame.
         terminus = (lib.pn_link_remote_target if self._sends else lib.pn_link_remote_source)(self.pointer)
         if lib.pn_terminus_get_type(terminus) != lib.PN_UNSPECIFIED and not self._opened.done():
             self._opened.set_result(None)
 
-    _sends = False
+    def on_remote_close(self) -> None:
+        condition = lib.pn_link_remote_condition(self.pointer)
+        self.fail(error_of_condition(condition) or LinkError(None, "the link was closed"))
+        self._wrapper.close()
+        self._connection.schedule_flush()
 
-    def end(self, error: LinkError) -> None:
-        """The other side has closed it, or the connection is gone."""
+    def fail(self, error: LinkError) -> None:
+        """End the link: the peer has closed it, or the connection has ended."""
         if self.closed is None:
             self.closed = error
             if not self._opened.done():
                 self._opened.set_exception(error)
-                self._opened.exception()  # whoever waits gets it; nobody may
+                self._opened.exception()  # marks it as retrieved: the caller may have stopped waiting
             else:
-                self._ended(error)
-
-    def _ended(self, error: LinkError) -> None:
-        if self._events is not None:
-            self._events.on_closed(error)
+                self._events.on_closed(error)
 
     def close(self) -> None:
+        """Close the link from this side; its owner gets no callback."""
         if self.closed is None:
             self.closed = LinkError("amqp:link:closed", "closed by this side")
-            self._connection.forget(self)
+            self._connection.remove_link(self)
             self._wrapper.close()
-            self._connection.wants_output()
+            self._connection.schedule_flush()
 
     def on_flow(self) -> None: ...
 
@@ -116,40 +140,39 @@ class Link:
 
 
 class Sender(Link):
-    """Sends encoded messages; each outcome is told with the context that was given."""
+    """A link that sends encoded messages, and passes each outcome on with the context that came with the message."""
 
     _sends = True
 
-    def __init__(self, connection: Connection, wrapper: Any, events: Any) -> None:
+    def __init__(self, connection: Connection, wrapper: Any, events: SenderEvents) -> None:
         super().__init__(connection, wrapper, events)
-        self._pending: dict[Any, Any] = {}
-        self._sent = 0
+        #: Delivery -> context of everything without an outcome, the oldest first.
+        self._unanswered: dict[Any, Any] = {}
+        self._count = 0
 
     @property
     def credit(self) -> int:
-        """How many messages may be sent now."""
+        """The number of messages that may be sent now."""
         if not self._connection.writable or self.closed is not None:
             return 0
         return int(lib.pn_link_credit(self.pointer))
 
     def send(self, message: bytes, context: Any) -> None:
         """Send one message."""
-        self._sent += 1
-        self._put(self._sent.to_bytes(4, "big"), message, context)
+        self._count += 1
+        self._transfer(self._count.to_bytes(4, "big"), message, context)
 
     def send_batch(self, head: bytes, messages: list[bytes], context: Any) -> None:
-        """Send several messages as one: the service takes all of them, in this order, or none."""
-        self._sent += 1
-        self._connection.has_batches = True
-        whole = head + b"".join([_data_section(each) for each in messages])
-        self._put(self._connection.batch_mark + self._sent.to_bytes(4, "big"), whole, context)
+        """Send several messages as one: the service accepts all of them, in this order, or none."""
+        self._count += 1
+        self._transfer(self._connection.batch_format.tag(self._count), encode_batch(head, messages), context)
 
-    def _put(self, tag: bytes, message: bytes, context: Any) -> None:
+    def _transfer(self, tag: bytes, message: bytes, context: Any) -> None:
         pointer = self.pointer
-        self._pending[lib.pn_delivery(pointer, (len(tag), ffi.from_buffer(tag)))] = context
+        self._unanswered[lib.pn_delivery(pointer, (len(tag), ffi.from_buffer(tag)))] = context
         lib.pn_link_send(pointer, message, len(message))
         lib.pn_link_advance(pointer)
-        self._connection.wants_output()
+        self._connection.schedule_flush()
 
     def on_flow(self) -> None:
         self._events.on_credit()
@@ -158,33 +181,35 @@ class Sender(Link):
         state = lib.pn_delivery_remote_state(delivery)
         if state not in _OUTCOMES:
             if not lib.pn_delivery_settled(delivery):
-                return  # under way
-            state = 0  # nobody says what became of it
-        context = self._pending.pop(delivery, None)
-        error = None if state == ACCEPTED else _error_of(delivery)
+                return  # a state on the way to the outcome
+            state = NO_OUTCOME
+        context = self._unanswered.pop(delivery, None)
+        error = None if state == ACCEPTED else _error_of_outcome(delivery)
         lib.pn_delivery_settle(delivery)
         if context is not None:
             self._events.on_outcome(context, state, error)
 
     def loop_time(self) -> float:
+        """Return the time of the connection's event loop."""
         return self._connection.loop.time()
 
     def oldest_unanswered(self) -> Any:
-        """The context of what was sent first of all that is not answered."""
-        return next(iter(self._pending.values()), None)
+        """Return the context that has waited longest for an outcome, or None."""
+        return next(iter(self._unanswered.values()), None)
 
     def abandon_unanswered(self) -> list[Any]:
-        """The contexts of what was sent and not answered; nothing of it is told any more."""
-        contexts = list(self._pending.values())
-        self._pending.clear()
+        """Return the contexts of everything without an outcome. Their outcomes are ignored from now on."""
+        contexts = list(self._unanswered.values())
+        self._unanswered.clear()
         return contexts
 
 
 class Receiver(Link):
-    """Receives encoded messages, and settles them so that the answer to it is heard."""
+    """A link that receives encoded messages in peek-lock mode, and confirms their settlements."""
 
-    def __init__(self, connection: Connection, wrapper: Any, events: Any) -> None:
+    def __init__(self, connection: Connection, wrapper: Any, events: ReceiverEvents) -> None:
         super().__init__(connection, wrapper, events)
+        #: Delivery -> context of every message whose settlement is not confirmed.
         self._unsettled: dict[Any, Any] = {}
         self._buffer = bytearray(1 << 17)
         self._view = ffi.from_buffer(self._buffer)
@@ -192,46 +217,48 @@ class Receiver(Link):
 
     @property
     def credit(self) -> int:
-        """How many messages the service may still send."""
+        """The number of messages that the service may still send."""
         return int(lib.pn_link_credit(self.pointer))
 
     def allow(self, more: int) -> None:
-        """Let the service send so many more."""
+        """Give the service credit for so many more messages."""
         self._draining = False
         lib.pn_link_flow(self.pointer, more)
-        self._connection.wants_output()
+        self._connection.schedule_flush()
 
     def drain(self) -> None:
-        """Ask the service to send what it has within the credit, and to take the rest of the credit back."""
+        """Ask the service to use its credit now, and to return the rest. `on_drained` follows."""
         self._draining = True
-        lib.pn_link_drained(self.pointer)  # begins to count what is taken back
+        lib.pn_link_drained(self.pointer)  # resets the count of returned credit
         lib.pn_link_drain(self.pointer, 0)
-        self._connection.wants_output()
+        self._connection.schedule_flush()
 
     def complete(self, delivery: Any) -> None:
+        """Settle a message: the service deletes it."""
         lib.pn_delivery_update(delivery, ACCEPTED)
-        self._connection.wants_output()
+        self._connection.schedule_flush()
 
     def abandon(self, delivery: Any) -> None:
-        """Give it back; the service counts one more delivery."""
+        """Give a message back; the service adds one to its delivery count."""
         lib.pn_disposition_set_failed(lib.pn_delivery_local(delivery), True)
         lib.pn_delivery_update(delivery, MODIFIED)
-        self._connection.wants_output()
+        self._connection.schedule_flush()
 
     def dead_letter(self, delivery: Any, reason: str, description: str) -> None:
+        """Settle a message: the service moves it to the dead-letter queue."""
         condition = lib.pn_disposition_condition(lib.pn_delivery_local(delivery))
         lib.pn_condition_set_name(condition, _DEAD_LETTER)
         info = lib.pn_condition_info(condition)
         lib.pn_data_clear(info)
-        said = {symbol("DeadLetterReason"): reason, symbol("DeadLetterErrorDescription"): description}
-        _data.obj2dat(said, info)
+        fields = {symbol("DeadLetterReason"): reason, symbol("DeadLetterErrorDescription"): description}
+        _data.obj2dat(fields, info)
         lib.pn_delivery_update(delivery, REJECTED)
-        self._connection.wants_output()
+        self._connection.schedule_flush()
 
     def on_flow(self) -> None:
         if self._draining and not lib.pn_link_credit(self.pointer):
             self._draining = False
-            # A service that has used the credit up may have more.
+            # If no credit was returned, the service has used it up and may have more.
             self._events.on_drained(lib.pn_link_drained(self.pointer) > 0)
 
     def on_delivery(self, delivery: Any) -> None:
@@ -246,57 +273,44 @@ class Receiver(Link):
             if size > len(self._buffer):
                 self._buffer = bytearray(size)
                 self._view = ffi.from_buffer(self._buffer)
-            got = max(lib.pn_link_recv(self.pointer, self._view, size), 0)
-            message = ffi.buffer(self._view, got)[:]
+            received = max(lib.pn_link_recv(self.pointer, self._view, size), 0)
+            message = ffi.buffer(self._view, received)[:]
             lib.pn_link_advance(self.pointer)
             self._unsettled[delivery] = self._events.on_message(delivery, message)
-            self.on_flow()  # with the last of its credit a service that drains it need not say that it is done
+            self.on_flow()  # a service that drains its last credit with this message sends no flow frame
         elif delivery in self._unsettled:
             if not lib.pn_delivery_settled(delivery) or not lib.pn_delivery_local_state(delivery):
-                return  # one that nobody has settled here may still be wanted: it is not let go of
+                return  # the service has settled a message that was not settled here: keep it, it may be in flight
             context = self._unsettled.pop(delivery)
             state = lib.pn_delivery_remote_state(delivery)
             wanted = lib.pn_delivery_local_state(delivery)
-            error = None if state == ACCEPTED or (state == wanted and state != REJECTED) else _error_of(delivery)
+            error = (
+                None if state == ACCEPTED or (state == wanted and state != REJECTED) else _error_of_outcome(delivery)
+            )
             if error is not None and state == REJECTED == wanted and error.condition is None:
-                error = None  # dead-lettered, as it was asked for
+                error = None  # dead-lettered, as requested
             lib.pn_delivery_settle(delivery)
             self._events.on_confirmed(context, state, error)
         elif lib.pn_delivery_settled(delivery):
             lib.pn_delivery_settle(delivery)
 
     def unsettled(self) -> list[Any]:
-        """The contexts of what was received and is not settled for good."""
+        """Return the contexts of the messages whose settlement is not confirmed."""
         return list(self._unsettled.values())
 
 
-def batch_head(session: str) -> bytes:
-    """What stands before the messages of a batch: the service looks there for the session, to find its partition."""
-    fields = b"\x40" * GROUP_ID + encode(session)
-    if len(fields) < 255:
-        return section(PROPERTIES, bytes((0xC0, len(fields) + 1, GROUP_ID + 1)) + fields)
-    return section(PROPERTIES, b"\xd0" + (len(fields) + 4).to_bytes(4, "big") + bytes((0, 0, 0, GROUP_ID + 1)) + fields)
-
-
-def _data_section(message: bytes) -> bytes:
-    size = len(message)
-    head = b"\x00\x53\x75\xa0" + bytes((size,)) if size < 256 else b"\x00\x53\x75\xb0" + size.to_bytes(4, "big")
-    return head + message
-
-
-def condition_of(condition: Any) -> LinkError | None:
+def error_of_condition(condition: Any) -> LinkError | None:
+    """Return the error that one of Proton's conditions holds, or None if it is not set."""
     if not lib.pn_condition_is_set(condition):
         return None
     return LinkError(_text(lib.pn_condition_get_name(condition)), _text(lib.pn_condition_get_description(condition)))
 
 
-def _error_of(delivery: Any) -> LinkError:
+def _error_of_outcome(delivery: Any) -> LinkError:
     remote = lib.pn_delivery_remote(delivery)
-    found = condition_of(lib.pn_disposition_condition(remote)) if lib.pn_disposition_type(remote) == REJECTED else None
-    return found or LinkError(None, f"the outcome was {_OUTCOMES.get(lib.pn_delivery_remote_state(delivery), 'none')}")
-
-
-_OUTCOMES = {ACCEPTED: "accepted", REJECTED: "rejected", RELEASED: "released", MODIFIED: "modified"}
+    is_rejected = lib.pn_disposition_type(remote) == REJECTED
+    error = error_of_condition(lib.pn_disposition_condition(remote)) if is_rejected else None
+    return error or LinkError(None, f"the outcome was {_OUTCOMES.get(lib.pn_delivery_remote_state(delivery), 'none')}")
 
 
 def _text(pointer: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""Request and response over a pair of links, as `$cbs` and `$management` of an entity speak it."""
+"""Requests and responses over a pair of links, as `$cbs` and the `$management` node of an entity expect them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pairbus.domain.amqp import sections
 from pairbus.domain.amqp.codec import AmqpDecodeError, decode, encode, encode_list, encode_map
-from pairbus.runtime.bounded_call import ANSWER_SECONDS, bounded
+from pairbus.runtime.bounded_call import ANSWER_SECONDS, deadline
 
 from .link import ACCEPTED, LinkError, Receiver, Sender, lib
 
 if TYPE_CHECKING:
     from .connection import Connection
 
-#: How a refusal's status reads as a condition, where none is given.
-_STATUSES = {
+#: The status of a refusal -> the AMQP condition, for responses without one.
+_STATUS_CONDITIONS = {
     400: "com.microsoft:argument-error",
     401: "amqp:unauthorized-access",
     403: "amqp:unauthorized-access",
@@ -27,118 +27,146 @@ _STATUSES = {
     503: "com.microsoft:server-busy",
 }
 _NULL = b"\x40"
-#: How many answers may come beyond those that are waited for: one that comes too late takes its place, too.
-_SPARE = 100
+#: Credit beyond one for each pending request: a response that comes after its deadline uses credit too.
+_SPARE_CREDIT = 100
+_CREDIT_POLL_SECONDS = 0.002
 
 
-class Refused(LinkError):
-    """A request was answered, with a refusal: that is about what was asked for, and not about the way to it."""
+class RequestRefused(LinkError):
+    """A response that refuses the request. It is about the subject of the request, not about the node's links."""
 
 
-class Reply(NamedTuple):
-    """What was answered: whose request it is, what is said of it, and the body."""
+class Response(NamedTuple):
+    """A response, decoded."""
 
-    number: str
+    #: The message id of the request.
+    request_id: str
     properties: dict[str, Any]
     body: Any
 
 
-class Requests:
-    """The requests to one node of a connection. Its links are opened for the first of them."""
+class RequestClient:
+    """Requests to one node of a connection. Its links open with the first request, and again after they closed."""
 
     def __init__(self, connection: Connection, address: str) -> None:
         self._connection = connection
         self._address = address
-        self._reply_to = f"pairbus-{uuid.uuid4()}"
-        self._waiting: dict[str, asyncio.Future[Reply]] = {}
+        self._reply_to = ""
+        #: Request id -> the response, while the caller waits for it.
+        self._pending: dict[str, asyncio.Future[Response]] = {}
         self._links: asyncio.Task[tuple[Sender, Receiver]] | None = None
         self._receiver: Receiver | None = None
 
-    def begin(self, timeout: float = ANSWER_SECONDS) -> asyncio.Task[tuple[Sender, Receiver]]:
-        """Ask for the links. Called while the connection is being opened, they come with it, without a round trip of
-        their own."""
+    def open_links(self, timeout: float = ANSWER_SECONDS) -> asyncio.Task[tuple[Sender, Receiver]]:
+        """Open the links, if they are closed. With the connection's own opening they need no more round trips."""
         if self._links is None:
             self._links = self._connection.loop.create_task(self._open(timeout))
-            self._links.add_done_callback(self._opened)
+            self._links.add_done_callback(self._on_opened)
         return self._links
 
     async def _open(self, timeout: float) -> tuple[Sender, Receiver]:
+        # A new name each time: the peer may still have a link of the earlier one.
+        self._reply_to = f"pairbus-{uuid.uuid4()}"
         receiver, sender = await asyncio.gather(
             self._connection.receiver(self._address, self, timeout=timeout, name=self._reply_to),
             self._connection.sender(self._address, self, timeout=timeout),
         )
         self._receiver = receiver
-        self._allow_answers()
+        self._replenish_credit()
         return sender, receiver
 
-    def _allow_answers(self) -> None:
-        """However many ask at once, each of them can be answered."""
+    def _replenish_credit(self) -> None:
+        """Give the node credit for a response to every pending request."""
         receiver = self._receiver
-        if receiver is not None and (spare := receiver.credit - len(self._waiting)) < _SPARE // 10:
-            receiver.allow(_SPARE - spare)
+        if receiver is not None and (spare := receiver.credit - len(self._pending)) < _SPARE_CREDIT // 10:
+            receiver.allow(_SPARE_CREDIT - spare)
 
-    def _opened(self, links: asyncio.Task[tuple[Sender, Receiver]]) -> None:
-        # Who waits for them is told; nobody may, where the connection is lost. The next one to ask tries again.
+    def _on_opened(self, links: asyncio.Task[tuple[Sender, Receiver]]) -> None:
+        # exception() marks the error as retrieved: no request may be waiting for it. The next request tries again.
         if (links.cancelled() or links.exception() is not None) and self._links is links:
             self._links = None
 
-    async def ask(self, properties: dict[str, Any], body: Any, said: str, timeout: float = ANSWER_SECONDS) -> Any:
-        """The body of the answer to one request; raises `Refused` if it is refused, naming what was `said`, and another
-        `LinkError` if there is no answer."""
-        sender, _ = await asyncio.shield(self.begin(timeout))  # others wait for them, too
-        number = str(uuid.uuid4())
-        answer = self._waiting[number] = self._connection.loop.create_future()
-        self._allow_answers()
+    async def request(
+        self, properties: dict[str, Any], body: Any, subject: str, timeout: float = ANSWER_SECONDS
+    ) -> Any:
+        """Send a request and return the body of its response.
+
+        Parameters
+        ----------
+        properties
+            The application properties, among them the operation.
+        body
+            The value of the body.
+        subject
+            The name of what the request is about, for the error.
+        timeout
+            The longest wait for the response, in seconds.
+
+        Raises
+        ------
+        RequestRefused
+            The response has a status other than 2xx.
+        LinkError
+            There is no response.
+        """
+        sender, _ = await asyncio.shield(self.open_links(timeout))  # other requests wait for the same links
+        request_id = str(uuid.uuid4())
+        pending = self._pending[request_id] = self._connection.loop.create_future()
+        self._replenish_credit()
         try:
-            async with bounded(timeout):
+            async with deadline(timeout):
                 while not sender.credit:
                     if sender.closed is not None:
                         raise sender.closed
-                    await asyncio.sleep(0.002)
-                sender.send(_encoded(number, self._reply_to, properties, body), number)
-                reply = await answer
+                    await asyncio.sleep(_CREDIT_POLL_SECONDS)
+                sender.send(_encode_request(request_id, self._reply_to, properties, body), request_id)
+                response = await pending
         except asyncio.TimeoutError:
             raise LinkError("com.microsoft:timeout", f"{self._address} did not answer within {timeout:g} s") from None
         finally:
-            self._waiting.pop(number, None)
-        found = reply.properties
+            self._pending.pop(request_id, None)
+        found = response.properties
         status = int(found.get("status-code") or found.get("statusCode") or 0)
         if not 200 <= status < 300:
-            why = found.get("status-description") or found.get("statusDescription")
+            reason = found.get("status-description") or found.get("statusDescription")
             condition = found.get("error-condition") or found.get("errorCondition")
-            raise Refused(str(condition or _STATUSES.get(status, "amqp:internal-error")), f"{said}: {status} {why}")
-        return reply.body
+            condition = str(condition or _STATUS_CONDITIONS.get(status, "amqp:internal-error"))
+            raise RequestRefused(condition, f"{subject}: {status} {reason}")
+        return response.body
 
-    def end(self, error: LinkError) -> None:
-        """Nothing is answered any more."""
-        for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(error)
-                answer.exception()  # whoever waits gets it; nobody may
+    def fail_pending(self, error: LinkError) -> None:
+        """Raise an error in every request that waits for a response."""
+        for pending in self._pending.values():
+            if not pending.done():
+                pending.set_exception(error)
+                pending.exception()  # marks it as retrieved: the caller may have stopped waiting
 
-    # --- what its links tell -----------------------------------------------------------------------------
+    # --- events of the links -----------------------------------------------------------------------------------------
 
     def on_message(self, delivery: Any, message: bytes) -> None:
         lib.pn_delivery_update(delivery, ACCEPTED)
         lib.pn_delivery_settle(delivery)
         try:
-            reply = _decoded(message)
-        except AmqpDecodeError as error:  # nobody knows whose it is
-            self.end(LinkError("amqp:decode-error", f"the answer of {self._address} cannot be read: {error}"))
+            response = _decode_response(message)
+        except AmqpDecodeError as error:  # its request is unknown, so none waits on
+            self.fail_pending(LinkError("amqp:decode-error", f"the answer of {self._address} cannot be read: {error}"))
             return
-        answer = self._waiting.get(reply.number)
-        if answer is not None and not answer.done():
-            answer.set_result(reply)
-        self._allow_answers()
+        pending = self._pending.get(response.request_id)
+        if pending is not None and not pending.done():
+            pending.set_result(response)
+        self._replenish_credit()
 
     def on_outcome(self, context: str, state: int, error: LinkError | None) -> None:
-        answer = self._waiting.get(context)
-        if error is not None and answer is not None and not answer.done():
-            answer.set_exception(error)
+        pending = self._pending.get(context)
+        if error is not None and pending is not None and not pending.done():
+            pending.set_exception(error)
 
     def on_closed(self, error: LinkError) -> None:
-        self._links = self._receiver = None
-        self.end(error)
+        links, self._links, self._receiver = self._links, None, None
+        if links is not None and links.done() and not links.cancelled() and links.exception() is None:
+            for link in links.result():  # one is closed already; it is useless without the other
+                link.close()
+        self.fail_pending(error)
 
     def on_confirmed(self, context: Any, state: int, error: LinkError | None) -> None: ...
 
@@ -147,26 +175,26 @@ class Requests:
     def on_drained(self, all_was_sent: bool) -> None: ...
 
 
-def _encoded(number: str, reply_to: str, properties: dict[str, Any], body: Any) -> bytes:
-    listed = encode_list([encode(number), _NULL, _NULL, _NULL, encode(reply_to)])
-    mapped = encode_map([encode(part) for pair in properties.items() for part in pair])
+def _encode_request(request_id: str, reply_to: str, properties: dict[str, Any], body: Any) -> bytes:
+    message_properties = encode_list([encode(request_id), _NULL, _NULL, _NULL, encode(reply_to)])
+    application_properties = encode_map([encode(part) for pair in properties.items() for part in pair])
     return b"".join(
         (
-            sections.section(sections.PROPERTIES, listed),
-            sections.section(sections.APPLICATION_PROPERTIES, mapped),
+            sections.section(sections.PROPERTIES, message_properties),
+            sections.section(sections.APPLICATION_PROPERTIES, application_properties),
             sections.section(sections.VALUE, encode(body)),
         )
     )
 
 
-def _decoded(message: bytes) -> Reply:
-    """An answer. Messages in its body are binaries, which are not looked into."""
-    number, properties, body = None, {}, None
+def _decode_response(message: bytes) -> Response:
+    """Return a response. Messages inside its body are binaries, and are not decoded."""
+    request_id, properties, body = None, {}, None
     for found in sections.split(message):
         if found.code == sections.PROPERTIES:
-            number = sections.field(message, found.value, sections.CORRELATION_ID)
+            request_id = sections.field(message, found.value, sections.CORRELATION_ID)
         elif found.code == sections.APPLICATION_PROPERTIES:
             properties = decode(message, found.value)[0]
         elif found.code == sections.VALUE:
             body = decode(message, found.value)[0]
-    return Reply(str(number), {str(key): value for key, value in properties.items()}, body)
+    return Response(str(request_id), {str(key): value for key, value in properties.items()}, body)

@@ -1,1 +1,1 @@
-"""The journal: rows that are durable before a message is settled, and their fold into a ledger."""
+"""The write-ahead journal of outcomes: its files, the storage that keeps them, and folding it into the ledger."""

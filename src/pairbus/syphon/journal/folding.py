@@ -1,45 +1,58 @@
-"""Folding journals into a ledger, each row exactly once, whatever is killed when.
+"""Folding journals into a ledger: each row exactly once, whichever process is killed at whichever moment.
 
-`<root>/<run>/` holds the journals of one run, the life of one driver process, and the memory of what was folded (see
-`runs`). A round of folding is::
+`<root>/<run>/` holds the journals of one run, which is the life of one driver process, and the run's state (see
+`run_state`). A round of folding is::
 
-    for fold in folder.plan():
+    for fold in journals.plan():
         …write the rows of fold.parts to the ledger, unless it has (fold.run, fold.version) already…
-        folder.folded(fold)
+        journals.mark_folded(fold)
 
-The write must be idempotent by run and version, as Delta's txnAppId and txnVersion make it; versions of a run only
-grow. A kill between the two makes the next `plan` return the same fold again. Any number of syphons may share a root:
-each folds its own run and those it came after at once; those of others when they are done, were killed on this
-machine, or were silent for an hour. On a disk their plans exclude one another by what the file system promises, and
-whoever is first folds what is done. On an object store plans cannot exclude one another: there, and for what was
-killed or is silent, only one of the running syphons that fold (the one whose run has the smallest id) clears up after
-others. A service that has no ledger never does.
+The write must be idempotent by run and version, as Delta's txnAppId and txnVersion make it; the versions of a run only
+grow. After a kill between the two steps, the next `plan` returns the same fold again.
+
+Any number of syphons may share a root. Each folds its own run at once, and the runs before it on the same checkpoint.
+It folds other runs when they are done, were killed on this machine, or have not changed for an hour. On a disk the
+file system makes plans exclusive, so the first syphon to come folds a run that is done. On an object store plans are
+not exclusive. There only one of the running syphons that fold (the one whose run has the smallest id) folds and deletes
+the runs of others; on a disk the same holds for runs that were killed or stopped changing. A service without a ledger
+never folds.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import re
-import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from .journal import SCHEMA, read_rows
-from .run_state import ALIVE, DONE, FOLDS, Manifest, Run, Unreadable, list_run, previous_run, start_version
-from .storage import join, place_at, split
+from .journal import read_rows
+from .process_mark import ProcessMark
+from .row_format import SCHEMA
+from .run_state import (
+    ALIVE,
+    DONE,
+    FOLDS,
+    FoldPlan,
+    RunState,
+    Stretch,
+    UnreadableRunStateError,
+    list_run,
+    previous_run,
+    start_version,
+)
+from .storage import join, split, storage_at
 
-_logger = logging.getLogger("pairbus.syphon.folding")
+log = logging.getLogger("pairbus.syphon.folding")
 
-#: A run, or a journal, in which nothing has changed for this long is taken for dead.
+#: Seconds without a change after which a run, or a journal, is taken for dead.
 SILENCE_SECONDS = 3600.0
-#: A drain begins with a write, lasts a minute unless it goes on writing, and a lock ends a minute after that.
-_RECENT = 150.0
+#: Seconds without a change after which a killed run has no message locked any more: a drain begins with a write, lasts
+#: a minute unless it goes on writing, and its locks end a minute later.
+_LOCKED_SECONDS = 150.0
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _BATCH_ROWS = 65536
 _NANOSECONDS = 1_000_000_000
@@ -47,153 +60,191 @@ _NANOSECONDS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """What goes into the ledger in one write: stretches of one run's journals, for `read_parts`."""
+    """The rows of one run that go into the ledger with one write."""
 
     run: str
     version: int
+    #: Path, start and end of each part of a journal, for `read_parts`.
     parts: tuple[tuple[str, int, int], ...]
 
 
 def read_parts(parts: Iterable[tuple[str, int, int]]) -> Iterator[Any]:
-    """The rows of some parts of a fold, as record batches with `SCHEMA`; to be called anywhere, an executor included.
+    """Yield the rows of some parts of a fold, as record batches with `SCHEMA`. Can be called on an executor.
 
-    A journal that is gone is an OSError, never nothing: its rows may be nowhere else. If it is gone because another
-    syphon has folded it in under the same version, the ledger skips the fold when it is written again.
+    Raises OSError if a journal was removed, for its rows may be nowhere else. If another syphon removed it because it
+    has folded the same version, the ledger skips the fold when it is written again.
     """
     for path, start, end in parts:
         folder, name = split(path)
-        table = pa.Table.from_batches(read_rows(place_at(folder), name, start, end), SCHEMA)
+        table = pa.Table.from_batches(read_rows(storage_at(folder), name, start, end), SCHEMA)
         yield from table.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
 
 
+@dataclass(frozen=True, slots=True)
+class OtherRun:
+    """A run of another process, as `runs_to_fold` needs to know it."""
+
+    name: str
+    #: True if the run has ended in order.
+    is_done: bool
+    #: True if the run is done, or its process is taken for dead.
+    is_over: bool
+    #: True if the run folds journals.
+    folds: bool
+
+
+def runs_to_fold(own: str, earlier: Sequence[str], others: Sequence[OtherRun], *, exclusive: bool) -> list[str]:
+    """Return the names of the runs that a run may fold now.
+
+    Parameters
+    ----------
+    own
+        The run that asks.
+    earlier
+        The runs before it on the same checkpoint.
+    others
+        All other runs.
+    exclusive
+        True if of two processes that plan the same fold only one takes effect.
+    """
+    over = [run.name for run in others if run.is_over]
+    rivals = [run.name for run in others if run.folds and not run.is_over]
+    if own == min([own, *rivals]):
+        return [own, *earlier, *over]
+    return [own, *earlier, *(run.name for run in others if run.is_done and exclusive)]
+
+
 class JournalFolder:
-    """The journals of one ledger, as one run sees them. Used by one thread at a time."""
+    """The journals below one root, and the run that writes and folds them. Used by one thread at a time.
+
+    Parameters
+    ----------
+    root
+        The path or URI of the folder that holds the runs.
+    clock
+        Seconds since 1970.
+    folds
+        False for a service that has no ledger: other processes fold its journals.
+    """
 
     def __init__(self, root: str, clock: Callable[[], float] = time.time, *, folds: bool = True) -> None:
         self._root = root
         self._folds = folds
-        self._place = place_at(root)
+        self._storage = storage_at(root)
         self._clock = clock
         self._run: str | None = None
-        self._before: list[str] = []
-        #: Journals that were told of: damaged, and gone.
+        #: The runs before this one on the same checkpoint.
+        self._earlier: list[str] = []
+        #: Journals that the log has already called damaged, and missing.
         self._damaged: set[str] = set()
-        self._missed: set[str] = set()
-        #: Whether the run before this one, or one of this machine a moment ago, did not come to an end in order:
-        #: messages may be locked that nobody will settle.
-        self.after_a_kill = False
+        self._missing: set[str] = set()
+        #: True if the run before this one was killed, or a run of this machine a moment ago: messages may be locked
+        #: that no process will settle.
+        self.follows_killed_run = False
 
     @property
-    def where(self) -> str:
-        """The folder, for people to read."""
-        return self._place.where("").rstrip("/")
+    def location(self) -> str:
+        """The folder, for log lines and errors."""
+        return self._storage.location("").rstrip("/")
 
     def begin(self, run: str, previous: str | None) -> None:
-        """Begin a run; `previous` is the one that the same checkpoint knew before, so it is dead.
+        """Begin a run.
 
-        The checkpoint is to be told of this run when this has returned, not before: else a driver that dies here cuts
-        the thread to the run before it, whose rows are then not folded until the hour is over.
+        Write the run to the checkpoint after this has returned, not before. Otherwise a driver that dies in between
+        leaves no way back to the previous run, and its rows are not folded before an hour has passed.
+
+        Parameters
+        ----------
+        run
+            A name for the run: letters, digits, - and _.
+        previous
+            The run that the same checkpoint named before, so its process is dead.
         """
         if not _RUN_NAME.fullmatch(run):
             raise ValueError(f"a run's name is letters, digits, - and _, not {run!r}")
         previous = None if previous == run else previous
         self._run = run
-        self._place.delete(f"{run}/{DONE}")
-        start_version(self._place, run, self._clock, previous)
+        self._storage.delete(f"{run}/{DONE}")
+        start_version(self._storage, run, self._clock, previous)
         if self._folds:
-            self._place.put(f"{run}/{FOLDS}", b"folds\n")
-        self._beat(run)
-        self.after_a_kill = self._is_after_a_kill(run, previous)
-        # A run that died young may not have come to fold the one before it.
-        self._before = []
-        while previous and previous != run and previous not in self._before and _RUN_NAME.fullmatch(previous):
-            self._before.append(previous)
-            previous = previous_run(self._place, previous)
+            self._storage.put(f"{run}/{FOLDS}", b"folds\n")
+        self._write_process_mark(run)
+        self.follows_killed_run = self._find_killed_run(run, previous)
+        # A run that died early may not have folded the one before it.
+        self._earlier = []
+        while previous and previous != run and previous not in self._earlier and _RUN_NAME.fullmatch(previous):
+            self._earlier.append(previous)
+            previous = previous_run(self._storage, previous)
 
-    def _is_after_a_kill(self, own: str, previous: str | None) -> bool:
-        runs = {name: list_run(self._place, name) for name in self._place.folders() if _RUN_NAME.fullmatch(name)}
-        now = self._now(runs.pop(own, None))
-        open_ones = [run for run in runs.values() if run.files and not run.has(DONE)]
+    def _find_killed_run(self, own: str, previous: str | None) -> bool:
+        runs = self._list_runs()
+        now = self._storage_time(runs.pop(own, None))
+        unfinished = [run for run in runs.values() if run.files and not run.has(DONE)]
         return any(
-            run.name == previous or (not _is_silent(run.changed, now, _RECENT) and self._is_dead(run))
-            for run in open_ones
+            run.name == previous or (not _is_silent(run.changed_at, now, _LOCKED_SECONDS) and self._is_dead(run))
+            for run in unfinished
         )
 
-    def _is_dead(self, run: Run) -> bool:
-        """Whether it was a process of this machine, and is no more. Of others nobody knows. Whether another process
-        has its number by now is told from when it was born, as far as both say so."""
-        try:
-            host, pid, *told = self._place.read(run.path(ALIVE)).decode().split()
-            if host != socket.gethostname():
-                return False
-            born = _born(int(pid))
-            if told and born is not None and told[0] != born:
-                return True
-            os.kill(int(pid), 0)
-        except ProcessLookupError:
-            return True
-        except (OSError, ValueError):  # gone, half written, or another user's
-            return False
-        return False
-
     def plan(self) -> list[Fold]:
-        """What is to be written to the ledger now, at most one fold a run; nothing if there is nothing new.
+        """Return the folds to write to the ledger now, at most one for each run; empty if there are no new rows.
 
-        A fold that was planned and not yet `folded` comes first and unchanged.
+        A fold that was planned and is not marked as folded comes first and unchanged.
+
+        Raises `UnreadableRunStateError` if the state of the own run is damaged, OSError if the storage fails.
         """
         own = self._begun()
-        self._beat(own)
-        runs = {name: list_run(self._place, name) for name in self._place.folders() if _RUN_NAME.fullmatch(name)}
-        now = self._now(runs.get(own))
+        self._write_process_mark(own)
+        runs = self._list_runs()
+        now = self._storage_time(runs.get(own))
         pending: list[Fold] = []
         planned: list[Fold] = []
-        for name in self._in_reach(runs, own, now):
+        for name in self._foldable(runs, own, now):
             try:
-                runs[name].recall()
+                runs[name].load()
                 fold, is_new = self._plan_run(runs[name], own, now)
             except FileNotFoundError:
-                continue  # another is at it, and it comes again
-            except Unreadable as error:
+                continue  # another process is folding it; what it leaves comes with the next plan
+            except UnreadableRunStateError as error:
                 if name == own:
                     raise
-                _logger.error("the journals of run %s are left alone: %s", name, error)
+                log.error("the journals of run %s are left alone: %s", name, error)
                 continue
             if fold is not None:
                 (planned if is_new else pending).append(fold)
         return pending + planned
 
-    def folded(self, fold: Fold) -> None:
-        """The ledger has it: remember that, and remove what is not needed any more."""
+    def mark_folded(self, fold: Fold) -> None:
+        """Record that a fold is in the ledger, and remove the journals and files that are not needed any more."""
         self._begun()
-        run = list_run(self._place, fold.run)
+        run = list_run(self._storage, fold.run)
         try:
-            run.recall()
+            run.load()
             self._conclude(run, fold)
         except FileNotFoundError:
-            # Another is at it, and has cleared up already; should it not come so far, the fold comes again.
-            _logger.info("fold %d of run %s is being concluded by another", fold.version, fold.run)
+            # Another process is concluding the fold. If it dies, the next plan returns the fold again.
+            log.info("fold %d of run %s is being concluded by another process", fold.version, fold.run)
 
-    def _conclude(self, run: Run, fold: Fold) -> None:
-        manifest = run.pending
-        if manifest is None or manifest.version != fold.version:
-            return  # done already, by us or by another
-        if self._fold(run, manifest) != fold:
-            _logger.warning("fold %d of run %s was planned twice; it is left as it is", fold.version, fold.run)
+    def _conclude(self, run: RunState, fold: Fold) -> None:
+        plan = run.pending
+        if plan is None or plan.version != fold.version:
+            return  # concluded before, here or by another process
+        if self._fold(run, plan) != fold:
+            log.warning("fold %d of run %s was planned twice; it is left as it is", fold.version, fold.run)
             return
-        run.publish_folded(manifest)
-        for journal, _, _, finished in manifest.parts:
-            if finished and journal in run.journals:
-                run.delete_journal(journal)
-        run.forget_superseded()
+        run.publish_folded(plan)
+        for stretch in plan.stretches:
+            if stretch.finished and stretch.journal in run.journals:
+                run.delete_journal(stretch.journal)
+        run.delete_superseded()
 
     def finish(self) -> None:
-        """End the run in order: what is not in the ledger yet is any other syphon's to fold, and to clear up after."""
+        """End the run in order. Other syphons fold the rows that are not in the ledger yet, and delete the run."""
         if self._run is not None:
-            self._place.put(f"{self._run}/{DONE}", b"done\n")
-            if not self._folds:  # nobody may ever come to clear up after one that has moved nothing
-                own = list_run(self._place, self._run)
+            self._storage.put(f"{self._run}/{DONE}", b"done\n")
+            if not self._folds:  # without a ledger there may be no other process that deletes an empty run
+                own = list_run(self._storage, self._run)
                 if not own.journals:
-                    own.clear()
+                    own.delete()
             self._run = None
 
     def _begun(self) -> str:
@@ -201,66 +252,76 @@ class JournalFolder:
             raise RuntimeError("no run has begun")
         return self._run
 
-    def _beat(self, run: str) -> None:
-        told = f"{socket.gethostname()} {os.getpid()} {_born(os.getpid()) or ''}"
-        self._place.put(f"{run}/{ALIVE}", f"{told.rstrip()}\n".encode())
+    def _list_runs(self) -> dict[str, RunState]:
+        names = [name for name in self._storage.folders() if _RUN_NAME.fullmatch(name)]
+        return {name: list_run(self._storage, name) for name in names}
 
-    def _now(self, own: Run | None) -> int:
-        """The time by the clock that the files' times are by: that of the store, not ours."""
-        beat = [each.changed for each in own.files if each.name == ALIVE] if own else []
-        return beat[0] if beat and beat[0] is not None else int(self._clock() * _NANOSECONDS)
+    def _write_process_mark(self, run: str) -> None:
+        self._storage.put(f"{run}/{ALIVE}", ProcessMark.own().encode())
 
-    def _in_reach(self, runs: dict[str, Run], own: str, now: int) -> list[str]:
-        """The runs that are ours to fold."""
-        near = [name for name in (own, *self._before) if name in runs]
-        others = [name for name in runs if name not in near]
-        done = [name for name in others if runs[name].has(DONE)]
-        # Where plans do not exclude one another, who only seems dead must not be folded: containers may share a name.
-        over = [
-            name
-            for name in others
-            if name in done
-            or _is_silent(runs[name].changed, now)
-            or (self._place.excludes and self._is_dead(runs[name]))
+    def _is_dead(self, run: RunState) -> bool:
+        """Return True if the process of a run is known to have ended."""
+        try:
+            return ProcessMark.decode(self._storage.read(run.path(ALIVE))).is_dead()
+        except (OSError, ValueError):  # removed, or half written
+            return False
+
+    def _storage_time(self, own: RunState | None) -> int:
+        """Return the time by the storage's clock, in nanoseconds. The times of files are by that clock too."""
+        marks = [each.changed_at for each in own.files if each.name == ALIVE] if own else []
+        return marks[0] if marks and marks[0] is not None else int(self._clock() * _NANOSECONDS)
+
+    def _foldable(self, runs: dict[str, RunState], own: str, now: int) -> list[str]:
+        """Return the runs that this one may fold, and remove the empty folders of others."""
+        earlier = [name for name in self._earlier if name in runs]
+        others = [run for name, run in runs.items() if name != own and name not in earlier]
+        statuses = [
+            OtherRun(run.name, run.has(DONE), run.has(DONE) or self._is_over(run, now), run.has(FOLDS))
+            for run in others
         ]
-        empty = [name for name in others if not runs[name].files]
-        for name in empty:
-            self._place.delete_empty_folder(name)
-        alive = [own, *(name for name in others if name not in over and runs[name].has(FOLDS))]
-        if own == min(alive):
-            return near + over
-        return near + done if self._place.excludes else near
+        for run in others:
+            if not run.files:
+                self._storage.delete_empty_folder(run.name)
+        wanted = runs_to_fold(own, earlier, statuses, exclusive=self._storage.publishes_exclusively)
+        return [name for name in wanted if name in runs]
 
-    def _fold(self, run: Run, manifest: Manifest) -> Fold:
-        """A planned fold. A journal that somebody has removed since must not keep the others out for ever."""
+    def _is_over(self, run: RunState, now: int) -> bool:
+        """Return True if the process of a run is taken for dead."""
+        if _is_silent(run.changed_at, now):
+            return True
+        # Two containers may share a host name. A run wrongly taken for dead is harmless only where plans are exclusive.
+        return self._storage.publishes_exclusively and self._is_dead(run)
+
+    def _fold(self, run: RunState, plan: FoldPlan) -> Fold:
+        """Return the fold of a plan, without journals that were removed by hand: they must not block the others."""
         folder = join(self._root, run.name)
-        for name, *_ in manifest.parts:
-            if name not in run.journals and name not in self._missed:
-                self._missed.add(name)
-                where = run.place.where(run.path(name))
-                _logger.error("%s was removed before it is known to be in the ledger: its rows may be lost", where)
-        parts = ((join(folder, name), start, end) for name, start, end, _ in manifest.parts if name in run.journals)
-        return Fold(run.name, manifest.version, tuple(parts))
+        for name, *_ in plan.stretches:
+            if name not in run.journals and name not in self._missing:
+                self._missing.add(name)
+                path = self._storage.location(run.path(name))
+                log.error("%s was removed before it is known to be in the ledger: its rows may be lost", path)
+        parts = ((join(folder, name), start, end) for name, start, end, _ in plan.stretches if name in run.journals)
+        return Fold(run.name, plan.version, tuple(parts))
 
-    def _plan_run(self, run: Run, own: str, now: int) -> tuple[Fold | None, bool]:
-        """The fold of a run that is to be written now, and whether it is new."""
+    def _plan_run(self, run: RunState, own: str, now: int) -> tuple[Fold | None, bool]:
+        """Return the fold of a run to write now, and True if it was not planned before."""
         if run.pending is not None:
             return self._fold(run, run.pending), False
-        run.forget_superseded()
-        parts = []
+        run.delete_superseded()
+        stretches = []
         for journal in sorted(run.journals):
-            part = self._plan_journal(run, journal, now)
-            if part is not None:
-                parts.append(part)
-        if parts:
-            manifest = run.publish_plan(parts, self._clock)
-            return (self._fold(run, manifest), True) if manifest else (None, False)
+            stretch = self._plan_journal(run, journal, now)
+            if stretch is not None:
+                stretches.append(stretch)
+        if stretches:
+            plan = run.publish_plan(stretches, self._clock)
+            return (self._fold(run, plan), True) if plan else (None, False)
         if not run.journals and run.name != own:
-            run.clear()
+            run.delete()
         return None, False
 
-    def _plan_journal(self, run: Run, journal: str, now: int) -> tuple[str, int, int, bool] | None:
-        """What is new in a journal; one in which nothing is, nor will be, is removed."""
+    def _plan_journal(self, run: RunState, journal: str, now: int) -> Stretch | None:
+        """Return the new part of a journal. Remove a journal that has none and will get none."""
         position = run.positions.get(journal)
         if position is not None and position.finished:
             run.delete_journal(journal)
@@ -271,26 +332,14 @@ class JournalFolder:
             return None
         if extent.damaged and journal not in self._damaged:
             self._damaged.add(journal)
-            where = run.place.where(run.path(journal))
-            _logger.error("%s is damaged: what follows byte %d is not read, and the file is kept", where, extent.end)
-        if extent.rows:
-            return journal, position.end if position else 0, extent.end, extent.finished
-        if extent.finished or (not extent.damaged and _is_silent(run.changed_journal(journal), now)):
+            path = self._storage.location(run.path(journal))
+            log.error("%s is damaged: frames behind byte %d are not read, and the file is kept", path, extent.end)
+        if extent.has_rows:
+            return Stretch(journal, position.end if position else 0, extent.end, extent.finished)
+        if extent.finished or (not extent.damaged and _is_silent(run.journal_changed_at(journal), now)):
             run.delete_journal(journal)
         return None
 
 
-def _is_silent(changed: int | None, now: int, seconds: float = SILENCE_SECONDS) -> bool:
-    return changed is not None and now - changed > seconds * _NANOSECONDS
-
-
-def _born(pid: int) -> str | None:
-    """When a process began, in a word that no other process has that was ever given its number; None where that cannot
-    be told. In containers numbers repeat: the one process of each is the first."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        # The name before them is in parentheses, and may hold any.
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return f"{boot}/{int(fields[19])}"
-    except (OSError, ValueError, IndexError):
-        return None
+def _is_silent(changed_at: int | None, now: int, seconds: float = SILENCE_SECONDS) -> bool:
+    return changed_at is not None and now - changed_at > seconds * _NANOSECONDS

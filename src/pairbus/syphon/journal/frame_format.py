@@ -1,4 +1,4 @@
-"""The frames of a journal: bytes that tell by themselves whether they are whole.
+"""Frames, the unit that a journal file is made of. A frame shows by itself if it is whole.
 
 ::
 
@@ -12,15 +12,16 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-#: A frame with rows, and the one that says that nothing follows.
+#: The magic of a frame that holds rows.
 DATA = b"PBJ1"
+#: The magic of the frame that closes a journal.
 END = b"PBJE"
 _HEADER = struct.Struct("<4sII")
 _CHECKED = struct.Struct("<4sI")
 
 
-def frame(magic: bytes, payload: bytes) -> bytes:
-    """A payload, framed."""
+def encode_frame(magic: bytes, payload: bytes) -> bytes:
+    """Return the payload with its frame header in front."""
     return b"".join((_HEADER.pack(magic, len(payload), _checksum(magic, payload)), payload))
 
 
@@ -28,25 +29,33 @@ def _checksum(magic: bytes, payload: bytes | memoryview) -> int:
     return zlib.crc32(payload, zlib.crc32(_CHECKED.pack(magic, len(payload))))
 
 
-def _frame_at(data: memoryview, at: int) -> tuple[bytes, int, int] | None:
-    """The magic of the whole frame that begins there, where its payload begins, and where it ends."""
-    if len(data) - at < _HEADER.size:
+END_FRAME = encode_frame(END, b"")
+
+
+def _frame_at(data: memoryview, offset: int) -> tuple[bytes, int, int] | None:
+    """Return the magic, the payload's offset and the end of the frame at `offset`; None if no whole frame is there."""
+    if len(data) - offset < _HEADER.size:
         return None
-    magic, length, checksum = _HEADER.unpack_from(data, at)
-    first, last = at + _HEADER.size, at + _HEADER.size + length
+    magic, length, checksum = _HEADER.unpack_from(data, offset)
+    first, last = offset + _HEADER.size, offset + _HEADER.size + length
     if magic not in (DATA, END) or last > len(data) or _checksum(magic, data[first:last]) != checksum:
         return None
     return magic, first, last
 
 
 @dataclass(slots=True)
-class Frames:
-    """Goes through the frames of some bytes; afterwards it knows how far it came."""
+class FrameReader:
+    """An iterator over the payloads of the data frames in some bytes.
+
+    It stops at the first frame that is not whole, or at the end frame. Its attributes are final after the iteration.
+    """
 
     data: bytes
-    #: Behind the last whole frame of any kind, and behind the last one with rows.
+    #: Offset behind the last whole frame of any kind.
     end: int = 0
-    rows_end: int = 0
+    #: Offset behind the last whole data frame.
+    data_end: int = 0
+    #: True if the end frame was read.
     finished: bool = False
 
     def __iter__(self) -> Iterator[memoryview]:
@@ -56,18 +65,19 @@ class Frames:
             if magic == END:
                 self.finished = True
             else:
-                self.rows_end = self.end
+                self.data_end = self.end
                 yield view[first : self.end]
 
     @property
     def torn(self) -> bool:
+        """True if bytes follow the last whole frame."""
         return self.end < len(self.data)
 
     @property
     def damaged(self) -> bool:
-        """Only asked for where there is a break: whether a whole frame follows it."""
-        view, at = memoryview(self.data), self.end
-        while not self.finished and (at := self.data.find(DATA[:3], at + 1)) >= 0:
-            if _frame_at(view, at):
+        """True if a whole frame follows a broken one. A killed write cannot cause that. Reads all remaining bytes."""
+        view, offset = memoryview(self.data), self.end
+        while not self.finished and (offset := self.data.find(DATA[:3], offset + 1)) >= 0:
+            if _frame_at(view, offset):
                 return True
         return False

@@ -1,231 +1,269 @@
-"""What is known of the journals of one run: how far each was folded in, and which fold may be under way.
+"""The journals of one run, with how far each was folded into the ledger, and the fold that may be under way.
 
-The memory of a run is files beside its journals, each published whole and never changed:
+The state of a run is in files beside its journals. Each is published as a whole and never changed:
 
-- `start.json`: the version that its folds count from;
-- `fold-<version>.json`: a fold that was planned, and may or may not be in the ledger;
-- `folded-<version>.json`: that fold is in the ledger; how far every journal is folded in since.
+- `start.json`: the version that the run's folds count from, and the run before it;
+- `fold-<version>.json`: a planned fold, which may or may not be in the ledger;
+- `folded-<version>.json`: the fold is in the ledger; the position of every journal behind it.
 
-So at most one fold is under way: the next version is planned when the one before is `folded`, and whoever plans it a
-second time finds the first plan, or the ledger has it.
+So at most one fold of a run is under way. The next version is planned once the one before is `folded`, and a second
+process that plans it finds the plan of the first.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from .journal import SUFFIX, Extent, measure_journal
-from .storage import TEMPORARY, Entry, Place
+from .journal import SUFFIX, stored_journal
+from .storage_port import TEMPORARY, Extent, FileEntry, Storage, StoredJournal
 
+#: The mark of the process that the run is, written again at each round of folding.
 ALIVE = "alive"
+#: The run has ended in order.
 DONE = "done"
-#: A run that folds, its own journals and those of others that are over.
+#: The run folds journals: its own, and those of other runs that have ended.
 FOLDS = "folds"
 START = "start.json"
-_FOLD = re.compile(r"fold-(\d+)\.json")
+_PLAN = re.compile(r"fold-(\d+)\.json")
 _FOLDED = re.compile(r"folded-(\d+)\.json")
 
 
-class Unreadable(ValueError):
-    """A file of a run's memory that does not hold what it should."""
+class UnreadableRunStateError(ValueError):
+    """A file of a run's state does not hold what it should."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a journal was folded in, and whether that was all there will be of it."""
+    """The end of the folded part of a journal."""
 
+    #: See `Extent.end`.
     end: int
+    #: True if the journal was finished there.
     finished: bool = False
 
 
+class Stretch(NamedTuple):
+    """A part of a journal that goes into the ledger with one fold."""
+
+    journal: str
+    start: int
+    end: int
+    #: True if the journal is finished at `end`.
+    finished: bool
+
+
 @dataclass(frozen=True, slots=True)
-class Manifest:
-    """A planned fold: which stretch of which journal, and whether the journal ends there."""
+class FoldPlan:
+    """The content of a file `fold-<version>.json`."""
 
     version: int
-    parts: tuple[tuple[str, int, int, bool], ...]
+    stretches: tuple[Stretch, ...]
 
-    def encoded(self) -> bytes:
-        return json.dumps({"version": self.version, "parts": self.parts}).encode()
+    def encode(self) -> bytes:
+        """Return the content of the file."""
+        return json.dumps({"version": self.version, "parts": self.stretches}).encode()
+
+    @classmethod
+    def decode(cls, data: bytes, version: int) -> FoldPlan:
+        """Return the plan in a file; raises `UnreadableRunStateError` if it is not a plan of that version."""
+        try:
+            found = json.loads(data)
+            stretches = tuple(
+                Stretch(str(name), int(start), int(end), bool(finished))
+                for name, start, end, finished in found["parts"]
+            )
+            if found["version"] != version:
+                raise ValueError(f"it has version {found['version']}, not {version}")
+        except (ValueError, KeyError, TypeError) as error:
+            raise UnreadableRunStateError(f"not a plan of a fold: {error}") from None
+        return cls(version, stretches)
+
+
+def encode_positions(positions: dict[str, Position]) -> bytes:
+    """Return the content of a file `folded-<version>.json`."""
+    return json.dumps({"positions": {name: [each.end, each.finished] for name, each in positions.items()}}).encode()
+
+
+def decode_positions(data: bytes) -> dict[str, Position]:
+    """Return the positions in a file `folded-<version>.json`; raises `UnreadableRunStateError` if there are none."""
+    try:
+        found = json.loads(data)["positions"]
+        return {str(name): Position(int(end), bool(finished)) for name, (end, finished) in found.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnreadableRunStateError(f"not the positions of journals: {error}") from None
 
 
 @dataclass(slots=True)
-class Run:
-    """One run as a listing has it, and what its memory says."""
+class RunState:
+    """One run: its files as a listing found them, and its state, once `load` has read it."""
 
-    place: Place
+    storage: Storage
     name: str
-    files: list[Entry]
+    files: list[FileEntry]
     #: The last fold that is known to be in the ledger.
     version: int = 0
     positions: dict[str, Position] = field(default_factory=dict)
-    #: Planned after that, and perhaps in the ledger.
-    pending: Manifest | None = None
-    #: Journals by name, and the files in each that is a folder.
-    journals: dict[str, list[str]] = field(default_factory=dict)
-    #: Versions whose plan was cut short before anybody could act on it.
-    _spoilt: set[int] = field(default_factory=set)
+    #: The fold that was planned after it, and may be in the ledger.
+    pending: FoldPlan | None = None
+    #: The journals by name.
+    journals: dict[str, StoredJournal] = field(default_factory=dict)
+    #: Versions whose plan was cut short by a kill, before anything was done with it.
+    _unreadable_versions: set[int] = field(default_factory=set)
 
     @property
-    def changed(self) -> int | None:
-        """When anything in it changed last; None if that cannot be told, or if there is nothing."""
-        times = [each.changed for each in self.files]
-        return None if None in times else max((time for time in times if time is not None), default=None)
+    def changed_at(self) -> int | None:
+        """The last change of any file in nanoseconds; None if there is none, or the storage does not keep it."""
+        return _latest(self.files)
 
     def has(self, name: str) -> bool:
+        """Return True if the listing contains a file."""
         return any(each.name == name for each in self.files)
 
     def path(self, name: str) -> str:
+        """Return the name of a file of the run in its storage."""
         return f"{self.name}/{name}"
 
-    def changed_journal(self, journal: str) -> int | None:
-        """When a journal changed last."""
-        own = [each.changed for each in self.files if each.name.partition("/")[0] == journal]
-        return None if None in own else max((time for time in own if time is not None), default=None)
+    def journal_changed_at(self, journal: str) -> int | None:
+        """Return the last change of a journal in nanoseconds; None if the storage does not keep it."""
+        return _latest(each for each in self.files if each.name.partition("/")[0] == journal)
 
-    def recall(self) -> None:
-        """Read its memory. FileNotFoundError if another is just changing it, `Unreadable` if it is damaged."""
-        plans = self._versions(_FOLD)
+    def load(self) -> None:
+        """Read the state.
+
+        Raises FileNotFoundError if another process is changing it, `UnreadableRunStateError` if it is damaged.
+        """
+        plans = self._versions(_PLAN)
         for version in reversed(self._versions(_FOLDED)):
-            name = self.path(f"folded-{version:013d}.json")
+            name = self.path(_folded_name(version))
             try:
-                self.positions = _positions(self.place.read(name))
+                self.positions = decode_positions(self.storage.read(name))
                 self.version = version
                 break
-            except Unreadable as error:
-                # Cut short by a kill: then its plan is still there, and comes again.
+            except UnreadableRunStateError as error:
+                # A kill may have cut it short. Then its plan still exists, and is folded again.
                 if version not in plans:
-                    raise Unreadable(f"{self.place.where(name)}: {error}") from None
+                    raise UnreadableRunStateError(f"{self.storage.location(name)}: {error}") from None
         for version in plans:
             if version > self.version:
                 try:
-                    self.pending = _manifest(self.place.read(self.path(f"fold-{version:013d}.json")), version)
+                    self.pending = FoldPlan.decode(self.storage.read(self.path(_plan_name(version))), version)
                     break
-                except Unreadable:
-                    # Cut short by a kill, so nobody has acted on it; nor is its number used for anything else.
-                    self._spoilt.add(version)
+                except UnreadableRunStateError:
+                    self._unreadable_versions.add(version)  # its number is not used for another plan
 
     def _versions(self, pattern: re.Pattern[str]) -> list[int]:
         return sorted(int(found[1]) for each in self.files if (found := pattern.fullmatch(each.name)))
 
     def measure(self, journal: str) -> Extent:
-        """How far a journal can be read from where it was last folded in."""
+        """Return the extent of a journal behind the part that was folded."""
         start = self.positions[journal].end if journal in self.positions else 0
-        return measure_journal(self.place, self.path(journal), start, self.journals[journal])
+        return self.journals[journal].measure(start)
 
-    def publish_plan(self, parts: list[tuple[str, int, int, bool]], now: Callable[[], float]) -> Manifest | None:
-        """Plan the next version; if another has planned it already, that is the plan. None if it cannot be read."""
-        version = max(self.version, start_version(self.place, self.name, now)) + 1
-        while version in self._spoilt:
+    def publish_plan(self, stretches: Iterable[Stretch], clock: Callable[[], float]) -> FoldPlan | None:
+        """Plan the next version. Return the plan that another process has published first, if there is one.
+
+        None if that plan cannot be read: a kill has cut it short.
+        """
+        version = max(self.version, start_version(self.storage, self.name, clock)) + 1
+        while version in self._unreadable_versions:
             version += 1
-        wanted = Manifest(version, tuple(parts))
-        held = self.place.publish(self.path(f"fold-{version:013d}.json"), wanted.encoded())
+        plan = FoldPlan(version, tuple(stretches))
+        stored = self.storage.publish(self.path(_plan_name(version)), plan.encode())
         try:
-            return _manifest(held, version)
-        except Unreadable:
+            return FoldPlan.decode(stored, version)
+        except UnreadableRunStateError:
             return None
 
-    def publish_folded(self, manifest: Manifest) -> None:
-        """Remember that a fold is in the ledger."""
+    def publish_folded(self, plan: FoldPlan) -> None:
+        """Record that a fold is in the ledger."""
         positions = {name: each for name, each in self.positions.items() if name in self.journals}
-        positions |= {name: Position(end, finished) for name, _, end, finished in manifest.parts}
-        data = json.dumps({"positions": {name: [each.end, each.finished] for name, each in positions.items()}}).encode()
-        name = self.path(f"folded-{manifest.version:013d}.json")
-        held = self.place.publish(name, data)
+        positions |= {each.journal: Position(each.end, each.finished) for each in plan.stretches}
+        data = encode_positions(positions)
+        name = self.path(_folded_name(plan.version))
+        stored = self.storage.publish(name, data)
         try:
-            held_positions = _positions(held)
-        except Unreadable:  # cut short by a kill, where files are not published whole
-            self.place.delete(name)
-            held_positions = _positions(self.place.publish(name, data))
-        self.version, self.positions, self.pending = manifest.version, held_positions, None
+            stored_positions = decode_positions(stored)
+        except UnreadableRunStateError:  # cut short by a kill, on storage that does not publish files as a whole
+            self.storage.delete(name)
+            stored_positions = decode_positions(self.storage.publish(name, data))
+        self.version, self.positions, self.pending = plan.version, stored_positions, None
 
-    def forget_superseded(self) -> None:
-        """Remove what the last `folded` has made superfluous; a kill on the way leaves the rest for the next time."""
+    def delete_superseded(self) -> None:
+        """Remove the files that the last `folded` replaces. After a kill the next call removes the rest."""
         for each in self.files:
-            plan, folded = _FOLD.fullmatch(each.name), _FOLDED.fullmatch(each.name)
+            plan, folded = _PLAN.fullmatch(each.name), _FOLDED.fullmatch(each.name)
             if (plan and int(plan[1]) <= self.version) or (folded and int(folded[1]) < self.version):
-                self.place.delete(self.path(each.name))
+                self.storage.delete(self.path(each.name))
 
     def delete_journal(self, journal: str) -> None:
-        """Remove a journal that is wholly folded in."""
-        if not self.journals.pop(journal):
-            self.place.delete(self.path(journal))
-        elif journal in self.positions and self.positions[journal].finished:
-            self.place.delete_folder(self.path(journal))
-        else:
-            # One by one: what may yet be written to it must stay.
-            for each in self.files:
-                if each.name.startswith(f"{journal}/"):
-                    self.place.delete(self.path(each.name))
-            self.place.delete_empty_folder(self.path(journal))
+        """Remove a journal that was folded to its end."""
+        position = self.positions.get(journal)
+        self.journals.pop(journal).delete(finished=position is not None and position.finished)
         self.files = [each for each in self.files if each.name.partition("/")[0] != journal]
 
-    def clear(self) -> None:
-        """Remove a run that holds no journal any more, unless there is something in it that we did not make."""
-        # `start` goes first: on what it says alone, versions would count from where they once began.
-        memory = [START, *(each.name for each in self.files if each.name != START)]
-        if all(_is_ours(name) for name in memory):
-            for name in memory:
-                self.place.delete(self.path(name))
-            self.place.delete_empty_folder(self.name, is_over=self.has(DONE))
+    def delete(self) -> None:
+        """Remove a run that holds no journal any more, unless it contains a file that pairbus did not write."""
+        # `start` goes first: without the rest of the state, its version is lower than versions already in the ledger.
+        names = [START, *(each.name for each in self.files if each.name != START)]
+        if all(_is_state_file(name) for name in names):
+            for name in names:
+                self.storage.delete(self.path(name))
+            self.storage.delete_empty_folder(self.name, unused=self.has(DONE))
 
 
-def list_run(place: Place, name: str) -> Run:
-    """A run as it lies there; `recall` tells the rest."""
-    run = Run(place, name, place.files(name))
+def list_run(storage: Storage, name: str) -> RunState:
+    """Return a run with its files. Its state is not read yet, see `RunState.load`."""
+    run = RunState(storage, name, storage.files(name))
+    segments: dict[str, list[str]] = {}
     for each in run.files:
-        journal, _, below = each.name.partition("/")
+        journal, _, segment = each.name.partition("/")
         if journal.endswith(SUFFIX):
-            run.journals.setdefault(journal, []).extend([below] if below else [])
+            segments.setdefault(journal, []).extend([segment] if segment else [])
+    run.journals = {journal: stored_journal(storage, run.path(journal), found) for journal, found in segments.items()}
     return run
 
 
-def start_version(place: Place, run: str, now: Callable[[], float], previous: str | None = None) -> int:
-    """The version that a run's folds count from, decided once.
+def start_version(storage: Storage, run: str, clock: Callable[[], float], previous: str | None = None) -> int:
+    """Return the version that a run's folds count from. The first call decides it, and records the run before.
 
-    The ledger takes a version only if it is higher than any before. Should a run lose its memory, because somebody has
-    removed its folder, it goes on from the time of day, which is higher than what it counted to.
+    The ledger accepts only rising versions. A run whose folder was removed counts on from the time of day, which is
+    higher than any version that it has used.
     """
-    wanted = json.dumps({"version": int(now() * 1000), "previous": previous}).encode()
-    held = place.publish(f"{run}/{START}", wanted)
+    content = json.dumps({"version": int(clock() * 1000), "previous": previous}).encode()
+    stored = storage.publish(f"{run}/{START}", content)
     try:
-        return int(json.loads(held)["version"])
+        return int(json.loads(stored)["version"])
     except (ValueError, KeyError, TypeError):
-        place.delete(f"{run}/{START}")
-        return int(json.loads(place.publish(f"{run}/{START}", wanted))["version"])
+        storage.delete(f"{run}/{START}")
+        return int(json.loads(storage.publish(f"{run}/{START}", content))["version"])
 
 
-def previous_run(place: Place, run: str) -> str | None:
-    """The run that a run came after, if it is known."""
+def previous_run(storage: Storage, run: str) -> str | None:
+    """Return the run that came before a run, or None if it is not known."""
     try:
-        previous = json.loads(place.read(f"{run}/{START}"))["previous"]
+        previous = json.loads(storage.read(f"{run}/{START}"))["previous"]
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
     return previous if isinstance(previous, str) else None
 
 
-def _is_ours(name: str) -> bool:
+def _latest(files: Iterable[FileEntry]) -> int | None:
+    times = [each.changed_at for each in files]
+    return None if None in times else max((time for time in times if time is not None), default=None)
+
+
+def _plan_name(version: int) -> str:
+    return f"fold-{version:013d}.json"
+
+
+def _folded_name(version: int) -> str:
+    return f"folded-{version:013d}.json"
+
+
+def _is_state_file(name: str) -> bool:
     known = name in (ALIVE, DONE, FOLDS, START) or name.endswith(TEMPORARY)
-    return known or bool(_FOLD.fullmatch(name) or _FOLDED.fullmatch(name))
-
-
-def _manifest(data: bytes, version: int) -> Manifest:
-    try:
-        found = json.loads(data)
-        parts = tuple((str(name), int(start), int(end), bool(last)) for name, start, end, last in found["parts"])
-        if found["version"] != version:
-            raise ValueError(f"it is of version {found['version']}")
-    except (ValueError, KeyError, TypeError) as error:
-        raise Unreadable(f"not a plan: {error}") from None
-    return Manifest(version, parts)
-
-
-def _positions(data: bytes) -> dict[str, Position]:
-    try:
-        found = json.loads(data)["positions"]
-        return {str(name): Position(int(end), bool(finished)) for name, (end, finished) in found.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Unreadable(f"not a memory of folds: {error}") from None
+    return known or bool(_PLAN.fullmatch(name) or _FOLDED.fullmatch(name))
