@@ -737,7 +737,7 @@ def test_the_end_of_faults(raw: RawClient, faults: FaultClient) -> None:
         (lambda f: f.drop("orders", entyti=3), "'drop' does not take entyti"),
         (lambda f: f._request("POST", "", []), "a fault is a JSON object"),
         (lambda f: f._request("DELETE", "?id=x"), "id must be a number"),
-        (lambda f: f._request("PATCH", ""), "GET, POST and DELETE"),
+        (lambda f: f._request("PATCH", ""), "use GET, POST or DELETE"),
     ],
 )
 def test_invalid_faults_are_refused(faults: FaultClient, set_it: Callable[[FaultClient], Any], expected: str) -> None:
