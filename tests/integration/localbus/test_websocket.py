@@ -287,3 +287,16 @@ async def test_output_is_cut_into_frames() -> None:
     assert b"".join(frame.data for frame in frames) == data
     assert max(len(frame.data) for frame in frames) <= 1 << 20
     made.connection_lost(None)
+
+
+async def test_a_websocket_without_amqp_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a time limit, unless AMQP's bytes have begun; AMQP has time limits of its own."""
+    monkeypatch.setattr(websocket, "_FIRST_BYTE_SECONDS", 0.02)
+    (silent, _, first, pinging), (used, peer, second, client) = opened(), opened()
+    silent.data_received(pinging.send(Ping()) + pinging.send(BytesMessage(data=b"")))
+    used.data_received(client.send(BytesMessage(data=b"AMQP")))
+    await asyncio.sleep(0.1)
+    assert (first.closed, second.closed) == (True, False)
+    assert peer.got == b"AMQP"
+    for each in (silent, used):
+        each.connection_lost(None)

@@ -72,6 +72,7 @@ class Connection:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.alive, self.closing = True, False
+        self.served_in_shares = False
         self.pieces: list[bytes] = []
         self.writable_calls = 0
         self.close_after = 10**9
@@ -105,7 +106,7 @@ async def test_input_of_a_client_that_is_alone_is_processed_at_once() -> None:
     data = b"x" * 10 * PIECE_BYTES
     socket.receive(data)
     assert connection.pieces == [data]
-    assert not socket.served_in_shares
+    assert not connection.served_in_shares
 
 
 async def test_small_input_is_processed_at_once_beside_other_clients() -> None:
@@ -114,7 +115,7 @@ async def test_small_input_is_processed_at_once_beside_other_clients() -> None:
     connection.server.active_clients.record(object())
     socket.receive(b"x" * PIECE_BYTES)
     assert connection.pieces == [b"x" * PIECE_BYTES]
-    assert not socket.served_in_shares
+    assert not connection.served_in_shares
 
 
 async def test_large_input_is_processed_in_shares_beside_other_clients() -> None:
@@ -123,17 +124,17 @@ async def test_large_input_is_processed_in_shares_beside_other_clients() -> None
     connection.server.active_clients.record(object())
     data = bytes(range(256)) * (200 * PIECE_BYTES // 256)
     socket.receive(data)
-    assert socket.served_in_shares
+    assert connection.served_in_shares
     assert not transport.reading
     assert len(connection.pieces) < 200
     socket.receive(b"later")
     await until(lambda: transport.reading)
     assert b"".join(connection.pieces) == data + b"later"
     assert max(map(len, connection.pieces)) == PIECE_BYTES
-    assert socket.served_in_shares
+    assert connection.served_in_shares
     socket.receive(b"small")
     assert connection.pieces[-1] == b"small"
-    assert not socket.served_in_shares
+    assert not connection.served_in_shares
 
 
 async def test_no_input_is_processed_once_the_connection_is_closing() -> None:

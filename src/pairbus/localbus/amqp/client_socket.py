@@ -27,8 +27,6 @@ class ClientSocket:
     ----------
     writable
         False while too much output is buffered.
-    served_in_shares
-        True while the client sends so much that it is served in shares: its replies wait for a group commit.
     """
 
     def __init__(self, connection: AmqpConnection) -> None:
@@ -42,7 +40,6 @@ class ClientSocket:
         self._transport_full = False
         self._linger: asyncio.TimerHandle | None = None
         self.writable = True
-        self.served_in_shares = False
 
     def open(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -90,7 +87,7 @@ class ClientSocket:
             self._unprocessed = data
             self._process_share()
         else:
-            self.served_in_shares = False
+            connection.served_in_shares = False
             connection.process(data)
 
     def _process_share(self) -> None:
@@ -99,7 +96,7 @@ class ClientSocket:
         if not connection.alive:
             return
         data, at = self._unprocessed, 0
-        self.served_in_shares = True
+        connection.served_in_shares = True
         with self._server.group_commit():
             until = self._server.loop.time() + SHARE_SECONDS
             while at < len(data) and not connection.closing:

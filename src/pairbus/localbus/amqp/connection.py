@@ -53,6 +53,8 @@ class AmqpConnection(asyncio.Protocol):
         Link -> path of each attach that a black hole (a fault) has swallowed.
     stalled
         Handlers and throttles that wait until less output is buffered.
+    served_in_shares
+        True while the client sends so much that it is served in shares: its replies wait for a group commit.
     partial_bytes
         Bytes received of messages that are not complete yet.
     """
@@ -79,6 +81,7 @@ class AmqpConnection(asyncio.Protocol):
         self._end_after_flush = False
         self._output_ended = False
         self.stalled: set[LinkHandler | RequestThrottle] = set()
+        self.served_in_shares = False
         self.partial_bytes = 0
         self.request_throttle = RequestThrottle(self)
 
@@ -144,11 +147,6 @@ class AmqpConnection(asyncio.Protocol):
     def writable(self) -> bool:
         """False while too much output to the client is buffered."""
         return self._socket.writable
-
-    @property
-    def served_in_shares(self) -> bool:
-        """True while the client's replies may wait for a group commit."""
-        return self._socket.served_in_shares
 
     def on_writable(self) -> None:
         """Continue on every link: the client has read enough of the output."""

@@ -182,7 +182,7 @@ class HttpProtocol(asyncio.Protocol):
                 self._head = event
                 self._body.clear()
                 if event.http_version not in (b"1.0", b"1.1"):
-                    self._refuse(505, "This server speaks HTTP 1.0 and 1.1.")
+                    self._refuse(505, "This server supports HTTP 1.0 and 1.1.")
                 elif _head_size(event) > MAX_HEADER_BYTES:  # h11 bounds only what is incomplete
                     self._refuse(431, f"The request's headers are larger than {MAX_HEADER_BYTES} bytes.")
                 elif _announced_length(event) > self._max_body:
@@ -299,11 +299,11 @@ class HttpProtocol(asyncio.Protocol):
         if data and self._transport is not None:
             self._transport.write(data)
 
-    def _set_reading(self, wanted: bool) -> None:
-        if self._transport is None or wanted == self._reading or self._transport.is_closing():
+    def _set_reading(self, enabled: bool) -> None:
+        if self._transport is None or enabled == self._reading or self._transport.is_closing():
             return
-        self._reading = wanted
-        if wanted:
+        self._reading = enabled
+        if enabled:
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
