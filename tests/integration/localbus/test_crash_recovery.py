@@ -109,7 +109,7 @@ class Replay(RuleBasedStateMachine):
         self.now = 1000.0
         self.number = 0
         self.copies = 0
-        #: Bodies that were accepted by a queue (not a topic) and are not consumed: each is in one place.
+        #: Bodies of messages in queues (not of topics), each in one place.
         self.alive: set[bytes] = set()
         self.committed: set[bytes] = set()
         self.held: dict[str, tuple[Session, object]] = {}
@@ -261,7 +261,7 @@ class Replay(RuleBasedStateMachine):
         taken = self.broker.send(target, drafts, self.now)
         if isinstance(target, Queue):
             self.alive |= set(self.bodies(target, taken))
-        if turn:  # else what comes next happens in the same turn
+        if turn:  # otherwise the next step is in the same turn
             self.turn()
 
     @rule(data=st.data(), crash=st.booleans())
@@ -376,7 +376,7 @@ class Replay(RuleBasedStateMachine):
         """Change settings under existing messages, also to loops and destinations that refuse."""
         q, sink = self.queue("q").settings, self.queue("sink").settings
         self.broker.update_queue(sink.changed(status=status, max_delivery_count=limit))
-        if forward != "topic":  # what goes through a topic may end in more places than one
+        if forward != "topic":  # a topic may copy a message to several queues
             self.broker.update_queue(q.changed(forward_to=forward, max_delivery_count=limit))
         self.turn()
 
