@@ -14,7 +14,7 @@ from proton import Delivery, Message
 
 from tests.support.raw_client import RawClient
 
-#: So many are on their way at once.
+#: Messages on their way at once.
 _ON_THEIR_WAY = 500
 
 

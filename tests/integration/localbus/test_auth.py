@@ -199,7 +199,7 @@ def test_invalid_tokens_get_401_with_the_reason(bus: Command, raw: RawClient) ->
         status, said = put_token(raw, audience, token)
         assert (status, reason in said) == (401, True), (what, status, said)
     with pytest.raises(RawError):
-        raw.sender("orders")  # nothing of that was good for anything
+        raw.sender("orders")  # none of these tokens was accepted
 
 
 def test_audiences_are_accepted_in_the_form_of_every_sdk(bus: Command, raw: RawClient) -> None:

@@ -59,14 +59,14 @@ def host(bus: Any) -> str:
     return f"{bus.host}:{bus.port}"
 
 
-def connected(at: Place, connection_string: str) -> Face:
+def client_of(at: Place, connection_string: str) -> Face:
     """Open a data client of a connection string for the length of a scenario."""
     made = Face(ServiceBusClient.from_connection_string(connection_string, retry_total=0))
     at._clients.append(made)
     return made
 
 
-def holding(at: Place, credential: Any) -> Face:
+def client_with_credential(at: Place, credential: Any) -> Face:
     """Open a data client with a credential; such clients use TLS, and another port than 5671 only if told so."""
     made = Face(
         ServiceBusClient(
@@ -83,7 +83,7 @@ def holding(at: Place, credential: Any) -> Face:
 
 
 def signed_in(at: Place, key: str) -> Face:
-    return connected(at, with_key(at.bus.connection_string, key, KEYS[key]))
+    return client_of(at, with_key(at.bus.connection_string, key, KEYS[key]))
 
 
 def administration(at: Place, connection_string: str) -> ServiceBusAdministrationClient:
@@ -119,7 +119,7 @@ async def test_a_wrong_key_opens_nothing(at: Place, case: str) -> None:
     queue = await at.queue()
     await at.send(queue, "there")
     wrong = with_key(at.bus.connection_string, *WRONG[case])
-    client = connected(at, wrong)
+    client = client_of(at, wrong)
     with pytest.raises(ServiceBusAuthenticationError):
         await send(at, client, queue, "x")
     with pytest.raises(ServiceBusAuthenticationError):
@@ -198,9 +198,9 @@ async def test_rights_hold_on_topics_and_subscriptions(at: Place) -> None:
 async def test_named_key_credential(at: Place) -> None:
     """AzureNamedKeyCredential works over TLS; with a wrong key it is refused and no message arrives."""
     queue = await at.queue()
-    await send(at, holding(at, AzureNamedKeyCredential("both", KEYS["both"])), queue, "hello")
+    await send(at, client_with_credential(at, AzureNamedKeyCredential("both", KEYS["both"])), queue, "hello")
     with pytest.raises(ServiceBusError):
-        await send(at, holding(at, AzureNamedKeyCredential("both", "d3Jvbmc=")), queue, "x")
+        await send(at, client_with_credential(at, AzureNamedKeyCredential("both", "d3Jvbmc=")), queue, "x")
     await at.settled(queue, active=1)
 
 
@@ -217,10 +217,10 @@ async def test_a_sas_credential_opens_only_its_queue(at: Place, case: str) -> No
     queue, other = await at.queue(), await at.queue()
     token = signature(at, queue, 60)
     if case == "credential":
-        client = holding(at, AzureSasCredential(token))
+        client = client_with_credential(at, AzureSasCredential(token))
     else:
         endpoint = at.bus.connection_string.split(";")[0]
-        client = connected(at, f"{endpoint};SharedAccessSignature={token};UseDevelopmentEmulator=true;")
+        client = client_of(at, f"{endpoint};SharedAccessSignature={token};UseDevelopmentEmulator=true;")
     await send(at, client, queue, "hello")
     with pytest.raises(ServiceBusError):
         await send(at, client, other, "x")
@@ -239,7 +239,7 @@ async def test_an_invalid_sas_credential_is_refused(at: Place, case: str) -> Non
     if case == "without the right":
         token = signature(at, queue, 60, "listener")
     with pytest.raises(ServiceBusError) as refused:
-        await send(at, holding(at, AzureSasCredential(token)), queue, "x")
+        await send(at, client_with_credential(at, AzureSasCredential(token)), queue, "x")
     if case == "without the right":
         assert isinstance(refused.value, ServiceBusAuthorizationError)
     else:
@@ -252,7 +252,7 @@ async def test_a_receiver_is_closed_when_its_signature_expires(at: Place) -> Non
     """Messages received before stay received; afterwards the link is closed and the token refused."""
     queue = await at.queue()
     await at.send(queue, "in time")
-    client = holding(at, AzureSasCredential(signature(at, queue, 20)))
+    client = client_with_credential(at, AzureSasCredential(signature(at, queue, 20)))
     receiver = at.keep(client.get_queue_receiver(queue))
     await receiver.complete_message(await at.take_one(receiver))
 
@@ -280,7 +280,7 @@ async def test_entra_tokens_are_refused_by_default(at: Place) -> None:
     """A JWT opens neither links nor administration; the text names the option that accepts it."""
     queue = await at.queue()
     with pytest.raises(ServiceBusError) as refused:
-        await send(at, holding(at, EntraCredential()), queue, "x")
+        await send(at, client_with_credential(at, EntraCredential()), queue, "x")
     assert "CBS Token authentication failed" in str(refused.value.inner_exception)
     async with ServiceBusAdministrationClient(
         host(at.bus), EntraCredential(), connection_verify=at.bus.ca_file
@@ -301,10 +301,10 @@ async def test_entra_tokens_are_accepted_with_the_option(at: Place) -> None:
                 host(started), EntraCredential(), connection_verify=started.ca_file
             ) as admin:
                 await admin.create_queue("orders")
-            client = holding(there, EntraCredential())
+            client = client_with_credential(there, EntraCredential())
             await send(there, client, "orders", "with a token")
             assert await receive(there, client, "orders") == ["with a token"]
-            wrong = connected(there, with_key(started.connection_string, ROOT, "d3Jvbmc="))
+            wrong = client_of(there, with_key(started.connection_string, ROOT, "d3Jvbmc="))
             with pytest.raises(ServiceBusAuthenticationError):
                 await send(there, wrong, "orders", "x")
             await there.settled("orders")

@@ -174,7 +174,7 @@ def test_signals_stop_it_while_it_starts(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-#: Runs the command, and halts where a module is imported, or where something of a module is called.
+#: A program that runs the command and halts at the import of a module, or at the call of a module's attribute.
 STOPPED_AT = """
 import builtins, sys, time
 

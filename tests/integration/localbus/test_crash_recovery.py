@@ -109,7 +109,7 @@ class Replay(RuleBasedStateMachine):
         self.now = 1000.0
         self.number = 0
         self.copies = 0
-        #: Bodies that were accepted by a queue (not a topic) and are not consumed: each is in one place.
+        #: Bodies of messages in queues (not of topics), each in one place.
         self.alive: set[bytes] = set()
         self.committed: set[bytes] = set()
         self.held: dict[str, tuple[Session, object]] = {}
@@ -172,7 +172,7 @@ class Replay(RuleBasedStateMachine):
     def check(self) -> None:
         store, copy = self.load()
         try:
-            with mock.patch.object(Queue, "give_up"):  # what a crash was the last delivery of is looked at in `crash`
+            with mock.patch.object(Queue, "dead_letter_exhausted"):  # checked in `crash`
                 other = Broker("test", store, clock=lambda: self.now)
             kept, held = facts(other, self.now), facts(self.broker, self.now)
             for id, queue in kept.pop("queues").items():
@@ -261,7 +261,7 @@ class Replay(RuleBasedStateMachine):
         taken = self.broker.send(target, drafts, self.now)
         if isinstance(target, Queue):
             self.alive |= set(self.bodies(target, taken))
-        if turn:  # else what comes next happens in the same turn
+        if turn:  # otherwise the next step is in the same turn
             self.turn()
 
     @rule(data=st.data(), crash=st.booleans())
@@ -376,7 +376,7 @@ class Replay(RuleBasedStateMachine):
         """Change settings under existing messages, also to loops and destinations that refuse."""
         q, sink = self.queue("q").settings, self.queue("sink").settings
         self.broker.update_queue(sink.changed(status=status, max_delivery_count=limit))
-        if forward != "topic":  # what goes through a topic may end in more places than one
+        if forward != "topic":  # a topic may copy a message to several queues
             self.broker.update_queue(q.changed(forward_to=forward, max_delivery_count=limit))
         self.turn()
 
@@ -443,13 +443,13 @@ class Acknowledged:
         self._numbers = itertools.count()
         self.tried: dict[str, set[str]] = defaultdict(set)
         self.sent: dict[str, set[str]] = defaultdict(set)
-        #: What was received and deleted, by queue; then, for peek-lock, what was asked for and what was confirmed.
+        #: Received and deleted messages; then the settlements that were requested and those that were confirmed.
         self.taken: set[str] = set()
         self.last = -1
-        self.asked: set[str] = set()
+        self.requested: set[str] = set()
         self.settled: dict[str, str] = {}
-        #: In which ways anything was ever settled.
-        self.ways: set[str] = set()
+        #: The kinds of settlements that were used.
+        self.settlement_kinds: set[str] = set()
         self.cancelled: set[int] = set()
         self.scheduled: dict[int, str] = {}
         self.dropping: set[int] = set()
@@ -476,22 +476,22 @@ def number_of(text: str) -> int:
     return int(text.rsplit("-", 1)[1])
 
 
-def send_on(raw: RawClient, said: Acknowledged) -> None:
+def send_until_killed(raw: RawClient, record: Acknowledged) -> None:
     """Send to queues and a topic, one by one and in batches, until the process dies."""
     raw.put_token("")
     links = {entity: raw.sender(entity) for entity in ("work", "taken", "news")}
     for number in itertools.count():
         for entity, link in links.items():
-            texts = [said.body(entity) for _ in range(1 + number % 4)]
+            texts = [record.body(entity) for _ in range(1 + number % 4)]
             if len(texts) == 1:
                 raw.send(link, encoded(texts[0]))
             else:
                 batch = b"".join(b"\x00\x53\x75\xb0" + struct.pack(">I", len(m)) + m for m in map(encoded, texts))
                 raw.send(link, batch, BATCH_FORMAT)
-            said.sent[entity] |= set(texts)
+            record.sent[entity] |= set(texts)
 
 
-def take_on(raw: RawClient, said: Acknowledged) -> None:
+def receive_and_delete_until_killed(raw: RawClient, record: Acknowledged) -> None:
     """Receive and delete many messages at a time; one that was received must not come again."""
     raw.put_token("")
     link = raw.receiver("taken", 50, delete=True)
@@ -499,13 +499,13 @@ def take_on(raw: RawClient, said: Acknowledged) -> None:
         if link.credit < 20:
             link.flow(50)
         text = body_of(raw.receive(link).payload)[0]
-        assert text not in said.taken, f"{text} was received and deleted, and came again"
-        said.taken.add(text)
-        assert number_of(text) > said.last, f"{text} came too late"
-        said.last = number_of(text)
+        assert text not in record.taken, f"{text} was received and deleted, and came again"
+        record.taken.add(text)
+        assert number_of(text) > record.last, f"{text} came too late"
+        record.last = number_of(text)
 
 
-def settle_on(raw: RawClient, said: Acknowledged) -> None:
+def settle_until_killed(raw: RawClient, record: Acknowledged) -> None:
     """Receive with locks and settle in every way."""
     raw.put_token("")
     link = raw.receiver("work", 5)
@@ -513,7 +513,7 @@ def settle_on(raw: RawClient, said: Acknowledged) -> None:
         link.flow(1)
         received = raw.receive(link)
         text, _ = body_of(received.payload)
-        assert said.settled.get(text, "released") == "released", f"{text} was {said.settled[text]}, and came again"
+        assert record.settled.get(text, "released") == "released", f"{text} was {record.settled[text]}, and came again"
         outcome, name = (
             (Delivery.ACCEPTED, "completed"),
             (Delivery.REJECTED, "dead"),
@@ -522,62 +522,69 @@ def settle_on(raw: RawClient, said: Acknowledged) -> None:
         )[number % 4]
         if name == "deferred":
             received.delivery.local.undeliverable = True
-        said.asked.add(text)
+        record.requested.add(text)
         if raw.settle(link, received, outcome) is None:
-            said.settled[text] = name
-            said.ways.add(name)
+            record.settled[text] = name
+            record.settlement_kinds.add(name)
 
 
-def schedule_on(raw: RawClient, said: Acknowledged) -> None:
+def schedule_until_killed(raw: RawClient, record: Acknowledged) -> None:
     """Schedule messages for soon and for later, and cancel every other late one."""
     raw.put_token("")
     for number in itertools.count():
-        text = said.body("later")
+        text = record.body("later")
         due = timestamp(int(time.time() * 1000) + (300 if number % 3 == 0 else 3_600_000))
         message = encoded(text, annotations={symbol("x-opt-scheduled-enqueue-time"): due})
         status, body, _ = raw.request("later", "com.microsoft:schedule-message", {"messages": [{"message": message}]})
         assert status == 200
         (sequence,) = body["sequence-numbers"]
-        assert sequence not in said.scheduled, "a number was given twice"
-        said.scheduled[sequence] = text
-        said.sent["later"].add(text)
+        assert sequence not in record.scheduled, "a number was given twice"
+        record.scheduled[sequence] = text
+        record.sent["later"].add(text)
         if number % 3 == 1:
-            said.dropping.add(sequence)
+            record.dropping.add(sequence)
             wanted = {"sequence-numbers": longs(sequence)}
             status, _, _ = raw.request("later", "com.microsoft:cancel-scheduled-message", wanted)
             assert status == 200
-            said.cancelled.add(sequence)
+            record.cancelled.add(sequence)
 
 
-def hold_on(raw: RawClient, said: Acknowledged) -> None:
+def hold_session_until_killed(raw: RawClient, record: Acknowledged) -> None:
     """Hold a session and set its state again and again."""
     raw.put_token("")
     raw.receiver("sessions", filters=session_filter("s"))
     for _ in itertools.count():
         state = str(uuid.uuid4()).encode()
-        said.states = [said.state, state]
+        record.states = [record.state, state]
         status, _, _ = raw.request(
             "sessions", "com.microsoft:set-session-state", {"session-id": "s", "session-state": state}
         )
         assert status == 200
-        said.state = state
+        record.state = state
 
 
-def life(bus: LocalBus, said: Acknowledged, seconds: float) -> None:
+def life(bus: LocalBus, record: Acknowledged, seconds: float) -> None:
     """Run one life of the process: all clients at work, a pause, and a kill in the middle."""
     failures: list[BaseException] = []
 
     def work(job: Callable[[RawClient, Acknowledged], None]) -> None:
         try:
             with RawClient(bus) as raw:
-                job(raw, said)
+                job(raw, record)
         except (OSError, RawError):
             pass  # it was killed
         except BaseException as error:
             failures.append(error)
 
     threads = [
-        threading.Thread(target=work, args=(job,)) for job in (send_on, take_on, settle_on, schedule_on, hold_on)
+        threading.Thread(target=work, args=(job,))
+        for job in (
+            send_until_killed,
+            receive_and_delete_until_killed,
+            settle_until_killed,
+            schedule_until_killed,
+            hold_session_until_killed,
+        )
     ]
     for thread in threads:
         thread.start()
@@ -614,7 +621,7 @@ def peeked_at_rest(raw: RawClient, path: str) -> list[tuple[str, Encoded]]:
     return found
 
 
-def verify(bus: LocalBus, said: Acknowledged) -> None:
+def verify(bus: LocalBus, record: Acknowledged) -> None:
     """Check that everything that was acknowledged holds after the kills."""
     with RawClient(bus) as raw:
         raw.put_token("")
@@ -626,42 +633,42 @@ def verify(bus: LocalBus, said: Acknowledged) -> None:
         }  # fmt: skip
         raw.receiver("sessions", filters=session_filter("s"))
         _, body, _ = raw.request("sessions", "com.microsoft:get-session-state", {"session-id": "s"})
-        assert (body["session-state"] or b"") in said.states
-        said.state = body["session-state"] or b""
-        said.states = [said.state]
+        assert (body["session-state"] or b"") in record.states
+        record.state = body["session-state"] or b""
+        record.states = [record.state]
     texts = {path: [text for text, _ in found] for path, found in there.items()}
     for path, found in texts.items():
         assert len(found) == len(set(found)), f"a message is twice in {path}"
-        assert set(found) <= said.tried[path.split("/")[0]], f"something in {path} was never sent"
+        assert set(found) <= record.tried[path.split("/")[0]], f"something in {path} was never sent"
         numbers = [m.annotations["x-opt-sequence-number"] for _, m in there[path]]
         assert numbers == sorted(set(numbers))
         if path.startswith(("taken", "news")):  # each has one sender
             assert found == sorted(found, key=number_of), f"the order of {path} is not the order of its sender"
     for path in ("news/subscriptions/one", "news/subscriptions/two"):
-        assert said.sent["news"] <= set(texts[path]), "accepted by a topic, and not in a subscription"
+        assert record.sent["news"] <= set(texts[path]), "accepted by a topic, and not in a subscription"
     assert texts["news/subscriptions/one"] == texts["news/subscriptions/two"], "half of a fan-out"
-    assert not set(texts["taken"]) & said.taken, "received and deleted, and there again"
+    assert not set(texts["taken"]) & record.taken, "received and deleted, and there again"
     work, dead = set(texts["work"]), set(texts["work/$deadletterqueue"])
     assert not work & dead
-    assert said.sent["work"] <= work | dead | said.asked, "accepted, and lost"
+    assert record.sent["work"] <= work | dead | record.requested, "accepted, and lost"
     states = {text: m.annotations.get("x-opt-message-state", 0) for text, m in there["work"]}
-    for text, what in said.settled.items():
+    for text, what in record.settled.items():
         if what == "completed":
             assert text not in work | dead, "completed, and there again"
         elif what == "dead":
             assert text in dead, "dead-lettered, and not there"
         elif what == "deferred":
             assert states.get(text) == DEFERRED
-    dropped = {said.scheduled[sequence] for sequence in said.cancelled}
+    dropped = {record.scheduled[sequence] for sequence in record.cancelled}
     assert not dropped & set(texts["later"]), "cancelled, and there again"
-    unsure = {said.scheduled[sequence] for sequence in said.dropping}
-    assert said.sent["later"] - unsure <= set(texts["later"]), "scheduled, and lost"
+    unsure = {record.scheduled[sequence] for sequence in record.dropping}
+    assert record.sent["later"] - unsure <= set(texts["later"]), "scheduled, and lost"
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def test_acknowledgements_hold_after_kills(tmp_path: Path) -> None:
     """Batches, fan-out, settlements, receive-and-delete, schedules and session state: all acknowledgements hold."""
-    said = Acknowledged()
+    record = Acknowledged()
     with LocalBus(store=tmp_path / "bus.db") as bus:
         with administer(bus) as admin:
             for queue in ("work", "taken", "later"):
@@ -671,14 +678,16 @@ def test_acknowledgements_hold_after_kills(tmp_path: Path) -> None:
             for subscription in ("one", "two"):
                 admin.create_subscription("news", subscription)
         lives = 0
-        while lives < 5 or (lives < 30 and not (said.taken and said.cancelled and len(said.ways) == 4)):
+        while lives < 5 or (
+            lives < 30 and not (record.taken and record.cancelled and len(record.settlement_kinds) == 4)
+        ):
             lives += 1
-            life(bus, said, random.uniform(0.6, 1.4))
+            life(bus, record, random.uniform(0.6, 1.4))
             bus.restart()
-            verify(bus, said)
-    assert said.taken
-    assert said.cancelled
-    assert {"completed", "dead", "deferred", "released"} == said.ways
+            verify(bus, record)
+    assert record.taken
+    assert record.cancelled
+    assert {"completed", "dead", "deferred", "released"} == record.settlement_kinds
 
 
 # --- what these have found -------------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def test_a_settlement_on_its_way_is_refused(tmp_path: Path, monkeypatch: pytest.
             raw.send(raw.sender("orders"), HELLO)
             link = raw.receiver("orders")
             received = raw.receive(link)
-            monkeypatch.setattr(Consumer, "pull", lambda self, now: False)  # the detach takes its time
+            monkeypatch.setattr(Consumer, "pull", lambda self, now: False)  # delays the detach
             set_status(admin, "orders", "ReceiveDisabled")
             assert raw.settle(link, received, outcome) == conditions.ENTITY_DISABLED
             assert admin.get_queue_runtime_properties("orders").active_message_count == 1
@@ -146,7 +146,7 @@ async def test_a_receiver_waiting_for_a_session_is_refused(at: Place) -> None:
     queue = await at.queue(requires_session=True)
     receiver = at.receiver(queue, session_id=NEXT_AVAILABLE_SESSION, max_wait_time=200)
     waiting = asyncio.ensure_future(receiver.receive_messages(1))
-    await asyncio.sleep(1)  # so that it most likely waits; where it does not yet, it is refused when it comes
+    await asyncio.sleep(1)  # usually it waits by then; otherwise it is refused when it attaches
     await at.update_queue(queue, status="ReceiveDisabled")
     with pytest.raises(MessagingEntityDisabledError):
         await waiting

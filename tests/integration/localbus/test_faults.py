@@ -168,6 +168,7 @@ def test_a_black_hole_does_not_answer(
     receiver: ServiceBusReceiver,
     faults: FaultClient,
     raw: RawClient,
+    bus: LocalBus,
 ) -> None:
     """Sends time out, receivers get nothing, new links do not open; afterwards all of them work."""
     with faults.during("black-hole", "orders"):
@@ -180,7 +181,7 @@ def test_a_black_hole_does_not_answer(
         put(raw, "elsewhere", queue="other")
     impatient.close()
     with (
-        connect(raw._bus.connection_string, retry_total=2, retry_backoff_factor=0.1) as patient,
+        connect(bus.connection_string, retry_total=2, retry_backoff_factor=0.1) as patient,
         patient.get_queue_sender("orders") as again,
     ):
         again.send_messages(ServiceBusMessage("found"))
@@ -194,12 +195,12 @@ def test_a_black_hole_for_all_does_not_answer_connections(bus: LocalBus, faults:
     with taking(4), pytest.raises(OSError, match=r"closed|reset|[Bb]roken"):  # noqa: PT012 - from before it is set
         faults.black_hole(seconds=4)
         raw.send(link, HELLO)
-    # Which of the two it is depends on where in its handshake the SDK was; it has no time-out for that.
+    # The error depends on the step of the SDK's handshake, for which it has no timeout.
     either = (OperationTimeoutError, ServiceBusConnectionError)
     with connect(bus.connection_string) as client, taking(4), pytest.raises(either):  # noqa: PT012
         faults.black_hole(seconds=4)
         client.get_queue_sender("orders").send_messages(ServiceBusMessage("x"))
-    idle.sender("orders")  # who said nothing in the hole has lost nothing
+    idle.sender("orders")  # it sent nothing while the black hole lasted, so its connection is intact
     idle.drop()
     with RawClient(bus) as other:
         other.put_token("orders")
@@ -207,12 +208,14 @@ def test_a_black_hole_for_all_does_not_answer_connections(bus: LocalBus, faults:
     assert active(bus, "orders") == 1
 
 
-def test_receivers_are_served_again_when_a_black_hole_ends_by_itself(faults: FaultClient, raw: RawClient) -> None:
+def test_receivers_are_served_again_when_a_black_hole_ends_by_itself(
+    faults: FaultClient, raw: RawClient, bus: LocalBus
+) -> None:
     """A receiver that waited through it gets the messages of before and after."""
     link = raw.receiver("orders", 10)
     faults.black_hole("orders", seconds=0.5)
     faults.black_hole("orders", seconds=0.2)
-    with RawClient(raw._bus) as other:
+    with RawClient(bus) as other:
         other.put_token("orders")
         with pytest.raises(TimeoutError):
             other.wait(lambda: False, "nothing", 0.3)
@@ -279,7 +282,7 @@ def test_a_rejected_send_raises_the_class_of_its_condition(
     assert type(refused.value) is RAISED[condition]
     assert "Because of a test." in str(refused.value)
     assert condition in str(refused.value)
-    if condition != conditions.TIMEOUT:  # of which the SDK makes a new error that has forgotten this
+    if condition != conditions.TIMEOUT:  # the SDK replaces this one by a new error without it
         assert refused.value._retryable is (condition not in NOT_RETRIED)  # type: ignore[attr-defined]
     assert active(bus, "rejecting") == 0
 
@@ -428,7 +431,7 @@ def test_a_late_settlement(receiver: ServiceBusReceiver, faults: FaultClient, ra
     with taking(0.75):
         receiver.complete_message(message)
     faults.clear()
-    faults.late_settle(300, "orders")  # far longer than the wait for what it does
+    faults.late_settle(300, "orders")  # longer than the test waits for the effect
     put(raw, "y")
     link = raw.receiver("orders", 1)
     got = raw.receive(link)
@@ -442,7 +445,7 @@ def test_a_lost_settlement(faults: FaultClient, raw: RawClient, bus: LocalBus) -
     put(raw, "x", "y")
     with (
         connect(bus.connection_string) as client,
-        client.get_queue_receiver("orders", timeout=0.7) as receiver,  # how long it waits for an outcome; 60 s else
+        client.get_queue_receiver("orders", timeout=0.7) as receiver,  # its wait for an outcome, instead of 60 s
     ):
         first, second = take(receiver, 2)
         faults.lost_settle("orders", count=1)
@@ -450,7 +453,7 @@ def test_a_lost_settlement(faults: FaultClient, raw: RawClient, bus: LocalBus) -
             receiver.complete_message(first)
         assert active(bus, "orders") == 1
         faults.lost_settle("orders")
-        receiver._config.try_timeout = 1.5  # from here on only an answer that never comes is waited for
+        receiver._config.try_timeout = 1.5  # the answer that follows never comes
         with pytest.raises(OperationTimeoutError):
             receiver.complete_message(second)
         assert active(bus, "orders") == 0
@@ -503,7 +506,7 @@ def test_latency_does_not_limit_throughput(faults: FaultClient, raw: RawClient, 
         raw.wait(lambda: receiver.current, "one too many", 0.6)
     assert receiver.credit == 0
     faults.clear()
-    # Were more locked than were asked for, another receiver would not see the next.
+    # If more messages than the credit were locked, another receiver would not get the next one.
     other = raw.receiver("orders", 1)
     message = Message()
     message.decode(raw.receive(other).payload)
@@ -551,7 +554,7 @@ def test_reduced_latency_keeps_the_order(faults: FaultClient, raw: RawClient) ->
             deliveries.append(sender.delivery(f"many-{number}"))
             sender.stream(Message(body=str(number).encode()).encode())
             sender.advance()
-        with suppress(TimeoutError):  # so that they are on their way; nobody waits until they have arrived
+        with suppress(TimeoutError):  # puts them on their way without waiting for their outcomes
             raw.wait(lambda: deliveries[-1].remote_state, "what is still under way", 0.05)
 
     faults.latency(0.5)
@@ -657,9 +660,9 @@ def test_a_fault_applies_to_management_requests(raw: RawClient, faults: FaultCli
 
 
 @pytest.mark.parametrize("kind", ["busy", "internal-error", "unavailable"])
-def test_faults_of_all_entities_accept_tokens(faults: FaultClient, raw: RawClient, kind: str) -> None:
+def test_faults_of_all_entities_accept_tokens(faults: FaultClient, raw: RawClient, bus: LocalBus, kind: str) -> None:
     """A token is accepted and does not use up a count that is meant for the next send or link."""
-    with faults.during(kind, count=1), RawClient(raw._bus) as other:
+    with faults.during(kind, count=1), RawClient(bus) as other:
         other.put_token("orders")
         with pytest.raises(RawError):
             other.send(other.sender("orders"), HELLO)
@@ -680,7 +683,7 @@ def test_the_end_of_faults(raw: RawClient, faults: FaultClient) -> None:
     id = faults.reject(conditions.TIMEOUT, "orders", count=2)
     assert [fails() for _ in range(4)] == [True, True, False, False]
     assert faults.list() == []
-    faults.clear(id)  # it has ended already: no mistake
+    faults.clear(id)  # it has ended already, which is no error
     faults.internal_error("orders", seconds=5)
     assert fails()
     wait_until(lambda: not fails())
@@ -737,7 +740,7 @@ def test_the_end_of_faults(raw: RawClient, faults: FaultClient) -> None:
         (lambda f: f.drop("orders", entyti=3), "'drop' does not take entyti"),
         (lambda f: f._request("POST", "", []), "a fault is a JSON object"),
         (lambda f: f._request("DELETE", "?id=x"), "id must be a number"),
-        (lambda f: f._request("PATCH", ""), "GET, POST and DELETE"),
+        (lambda f: f._request("PATCH", ""), "use GET, POST or DELETE"),
     ],
 )
 def test_invalid_faults_are_refused(faults: FaultClient, set_it: Callable[[FaultClient], Any], expected: str) -> None:

@@ -163,7 +163,7 @@ async def test_connections_can_be_dropped_now(at: Place) -> None:
     await set_fault(at, "drop", queue)
     with pytest.raises(ServiceBusConnectionError):
         await at.send(queue, "lost")
-    await at.send(other, "same connection")  # which does not retry
+    await at.send(other, "same connection")  # the connection does not retry
     await at.send(queue, "after")
     assert bodies(await at.take(at.receiver(queue), 2)) == ["before", "after"]
     await at.settled(queue, active=2)
@@ -215,7 +215,7 @@ async def test_a_rejected_send_raises_the_class_of_its_condition(at: Place, case
     assert type(refused.value) is RAISED[case]
     assert "Because of a test." in str(refused.value)
     assert case in str(refused.value)
-    if case != conditions.TIMEOUT:  # of which the SDK makes a new error that has forgotten this
+    if case != conditions.TIMEOUT:  # the SDK replaces this one by a new error without it
         assert refused.value._retryable is (case not in NOT_RETRIED)  # type: ignore[attr-defined]
     await at.settled(queue)
     await at.settled(other, active=1)
@@ -375,7 +375,7 @@ async def test_a_lost_session_lock(at: Place) -> None:
     await at.settled(queue, active=1)
 
 
-#: What a queue of one message holds once it is settled.
+#: Settlement -> the counts of a queue after its only message was settled.
 AFTER: dict[str, dict[str, int]] = {
     "complete": {},
     "abandon": {"active": 1},
@@ -384,7 +384,7 @@ AFTER: dict[str, dict[str, int]] = {
 }
 
 
-#: And what peek then shows of it.
+#: Settlement -> state and delivery count of the messages that peek then returns.
 PEEKED: dict[str, list[tuple[str, int]]] = {
     "complete": [],
     "abandon": [("ACTIVE", 1)],
@@ -401,7 +401,7 @@ async def test_a_late_settlement(at: Place, case: str) -> None:
     await at.send(other, "y")
     receiver, elsewhere, onlooker = at.receiver(queue), at.receiver(other), at.receiver(queue)
     message, another = await at.take_one(receiver), await at.take_one(elsewhere)
-    await onlooker.peek_messages()  # it is connected from here on
+    await onlooker.peek_messages()  # opens its connection
     await set_fault(at, "late_settle", 15, queue)
     with at_least(15):
         answer = asyncio.create_task(settling(receiver, case)(message))
@@ -439,7 +439,7 @@ async def test_a_settlement_that_is_never_answered(at: Place) -> None:
     await at.send(queue, "x")
     receiver = impatient(at, queue)
     message = await at.take_one(receiver)
-    receiver.real._config.try_timeout = 4  # from here on only an answer that never comes is waited for
+    receiver.real._config.try_timeout = 4  # the answer that follows never comes
     await set_fault(at, "lost_settle", queue)
     with pytest.raises(OperationTimeoutError):
         await receiver.complete_message(message)

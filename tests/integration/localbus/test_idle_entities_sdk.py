@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> Path:
 @pytest.fixture
 def bus(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClockedBus]:
     """Start a server for each test; tokens are signed with the real clock and last an hour."""
-    monkeypatch.setattr("pairbus.localbus.server._TICK_SECONDS", 0.1)  # housekeeping twice a second, not each fifth
+    monkeypatch.setattr("pairbus.localbus.server._TICK_SECONDS", 0.1)  # housekeeping every half second
     with clocked_bus(tmp_path / "tls", store) as running:
         yield running
 
@@ -99,10 +99,10 @@ async def test_an_idle_queue_is_deleted(
         send(client, queue, "x")
     assert stored_entities(store) == {"idle", "kept"}
     bus.clock.pass_minutes(5.1)
-    wait_until(lambda: stored_entities(store) == {"kept"})  # nobody asks the server anything meanwhile
+    wait_until(lambda: stored_entities(store) == {"kept"})  # without any request to the server
     with pytest.raises(ResourceNotFoundError):
         admin.get_queue("idle")
-    with pytest.raises(ServiceBusAuthenticationError):  # 404 for the token, of which this SDK makes that
+    with pytest.raises(ServiceBusAuthenticationError):  # the SDK's error for the 404 of the token
         send(client, "idle", "y")
     async with AsyncServiceBusClient.from_connection_string(bus.connection_string, **QUICK) as other:
         with pytest.raises(ServiceBusAuthenticationError):
@@ -172,7 +172,7 @@ def test_an_idle_subscription_is_deleted_without_its_topic(
         wait_until(lambda: names() == ["used"])
         send(client, "news", "x", topic=True)
         assert bodies(receiver.receive_messages(1, max_wait_time=60)) == ["x"]
-    names()  # is answered after the receiver's end was read
+    names()  # answered after the server has read the receiver's close
     bus.clock.pass_minutes(5.1)
     wait_until(lambda: not list(admin.list_topics()))
     with pytest.raises(ResourceNotFoundError):

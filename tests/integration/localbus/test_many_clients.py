@@ -151,8 +151,8 @@ def flooding(bus: LocalBus, entity: str) -> Iterator[None]:
         assert 0 < sent == accepted == active(bus, entity)
 
 
-# How much of its pace one client keeps beside another is measured by `bench.neighbour`: a shared machine would make any
-# such figure fail here, or be too low to mean anything. Here is what holds at any speed: who is served, and who waits.
+# `bench.neighbour` measures the throughput of one client beside another, which cannot be asserted on a shared machine.
+# These tests check what holds at any speed: all clients are served.
 
 
 def more_than(bus: LocalBus, entity: str, messages: int) -> bool:
@@ -225,7 +225,7 @@ def test_a_client_that_does_not_read_delays_no_other(bus: LocalBus, calm: Calm) 
         stuck._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stuck.put_token("stuck")
         stuck.receiver("stuck", 1000)
-        stuck.flush()  # and from now on it does not read
+        stuck.flush()  # from now on it does not read
         calm.work()
         grown = _memory(bus.pid) - before
     assert grown < 60_000_000

@@ -185,7 +185,7 @@ def test_payloads_beyond_the_budget_are_read_back(store_broker: Callable[..., St
     held = [m for m in queue.peek(0, 100) if m.payload is not None]
     assert 0 < sum(len(m.payload or b"") for m in held) <= 500
     assert first.texts(queue) == texts
-    # Dead letters keep their numbers, not the order in which they were buried.
+    # Dead letters keep their numbers, not the order in which they were dead-lettered.
     locked = queue.acquire(first.now, 30)
     for message in reversed(locked):
         queue.dead_letter(message.lock.tag, first.now)
@@ -357,7 +357,7 @@ def test_a_kill_loses_nothing_that_was_acknowledged(bus: LocalBus) -> None:
             receiver.dead_letter_message(dead, reason="bad", error_description="very")
             receiver.defer_message(deferred)
             receiver.abandon_message(given_back)
-            assert bodies(take(receiver, 1)) == ["m3"]  # and is left locked, as `locked` is
+            assert bodies(take(receiver, 1)) == ["m3"]  # it stays locked, like `locked`
             with client.get_queue_sender("unique") as sender:
                 sender.send_messages(ServiceBusMessage("once", message_id="the-id"))
             with client.get_queue_sender("sessions") as sender:
@@ -403,7 +403,7 @@ def test_a_kill_loses_nothing_that_was_acknowledged(bus: LocalBus) -> None:
             assert holder.session.get_state() == b"half way"
             assert bodies(take(holder, 2)) == ["s1", "s2"]
     assert _events(bus) == 1
-    assert locked.sequence_number  # it was received before the kill, and has come back above
+    assert locked.sequence_number  # received before the kill, and again above
 
 
 def _create_hub(bus: LocalBus) -> None:

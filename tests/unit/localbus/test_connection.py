@@ -131,3 +131,19 @@ async def test_a_lost_connection_is_removed_from_the_server(server: FuzzServer) 
     assert client.connection.handlers() == []
     assert not client.connection.alive
     assert server.server.ended_connections == 1
+
+
+async def test_an_aborted_message_above_the_limit_does_not_affect_the_next(server: FuzzServer) -> None:
+    """The next message is accepted; one above the limit that is completed is rejected."""
+    client = Client(server)
+    await client.send(*amqp.authorized("sb://localhost/", "token"), amqp.attach("link", 2, "orders"))
+    large = [amqp.transfer(2, None if n else 1, b"x" * 60_000, more=True) for n in range(5)]
+    await client.send(*large, amqp.transfer(2, None, b"", aborted=True), amqp.transfer(2, 2, amqp.message(b"small")))
+    accepted = client.performatives(amqp.DISPOSITION)[-1]
+    assert (accepted[1], accepted[4].descriptor) == (2, 0x24)  # type: ignore[attr-defined]
+    assert client.connection.partial_bytes == 0
+    large = [amqp.transfer(2, None if n else 3, b"x" * 60_000, more=True) for n in range(5)]
+    await client.send(*large, amqp.transfer(2, None, b"end"))
+    rejected = client.performatives(amqp.DISPOSITION)[-1]
+    assert (rejected[1], rejected[4].descriptor) == (3, 0x25)  # type: ignore[attr-defined]
+    assert client.connection.partial_bytes == 0

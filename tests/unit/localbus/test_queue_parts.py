@@ -366,8 +366,8 @@ def test_the_duplicate_history_drops_ids_beyond_its_window() -> None:
 
 def test_a_locked_message_expires_when_it_is_given_back() -> None:
     """A locked message can be completed after its time to live; one that is given back after it has expired."""
-    for bury in (True, False):
-        queue, effects = queue_of(dead_lettering_on_message_expiration=bury)
+    for dead_letters in (True, False):
+        queue, effects = queue_of(dead_lettering_on_message_expiration=dead_letters)
         put(queue, 0.0, time_to_live=5.0)
         put(queue, 0.0, time_to_live=5.0)
         first, second = queue.acquire(1.0, 2)
@@ -377,7 +377,7 @@ def test_a_locked_message_expires_when_it_is_given_back() -> None:
         queue.abandon(second.lock.tag, 8.0)
         assert len(queue.messages) == 0
         assert queue.dead_letters is not None
-        assert len(queue.dead_letters.messages) == bury
+        assert len(queue.dead_letters.messages) == dead_letters
         for dead in queue.dead_letters.messages.values():
             assert MessageView(effects.payloads([dead])[0]).user["DeadLetterReason"] == "TTLExpiredException"
 
