@@ -216,6 +216,11 @@ class PassRun:
             self.turn()
             await asyncio.sleep(0.001)
 
+    async def wait(self, seconds: float) -> None:
+        """Let the pass go on for so long."""
+        deadline = time.monotonic() + seconds
+        await self.until(lambda: time.monotonic() > deadline)
+
     def turn(self) -> None:
         for connection in self.connections.values():
             connection.on_input_handled()
