@@ -87,7 +87,7 @@ async def test_a_sender_has_no_credit_while_the_socket_is_full() -> None:
         async with connected(peer.namespace) as connection:
             sender = await connection.sender("q", Recording(), timeout=30.0)
             await until(lambda: sender.credit)
-            connection.on_turn = lambda: calls.append("turn")
+            connection.on_input_handled = lambda: calls.append("turn")
             calls.clear()
             connection.pause_writing()
             assert sender.credit == 0

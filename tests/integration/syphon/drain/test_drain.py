@@ -358,7 +358,7 @@ def test_bytes_that_are_no_message(pair: Pair, backlog: Backlog, monkeypatch: py
 
 @pytest.mark.parametrize(("late", "delivered"), [("deliver", 1), ("dead-letter", 0)])
 def test_a_message_that_expired_in_the_backlog(pair: Pair, backlog: Backlog, late: str, delivered: int) -> None:
-    """Delivered with a new time to live, or dead-lettered, as the option says; one without a time to live is never late."""
+    """Delivered with a new time to live, or dead-lettered, as the option says. Others are never late."""
     queue = pair.queue()
     backlog.park(queue, encoded("late", id="late", ttl=1), encoded("timeless", id="timeless"))
     backlog.park(queue, encoded("in time", id="in time", ttl=3600))

@@ -170,8 +170,8 @@ def test_without_a_fault_nothing_is_in_doubt(trouble: Trouble) -> None:
 
 
 def test_a_queue_with_locked_messages_is_not_empty(trouble: Trouble) -> None:
-    """A drain that has lost its link does not call the queue empty while that link has messages locked, and it ends only
-    when they can be received again, so that the next drain keeps the order too."""
+    """A drain that has lost its link does not call the queue empty while that link has messages locked. It ends when
+    they can be received again, so that the next drain keeps the order too."""
     trouble.pair.secondary.faults.drop(trouble.backlog.path(), after=30, count=1)
     trouble.pair.primary.faults.latency(0.02, trouble.queue)
     summary = trouble.drain(budget=0.3)
@@ -285,7 +285,7 @@ def test_messages_for_a_full_destination_stay(trouble: Trouble) -> None:
 
 
 def test_a_journal_that_fails_in_the_middle(trouble: Trouble) -> None:
-    """Messages that have arrived without a row stay in the backlog: they arrive twice, but none leaves without a row."""
+    """Messages that arrived without a row stay in the backlog: they arrive twice, but none leaves without one."""
     written: list[int] = []
 
     def full(rows: Any) -> None:

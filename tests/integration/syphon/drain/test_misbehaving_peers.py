@@ -244,7 +244,7 @@ def test_a_backlog_that_does_not_say_whether_it_is_empty_is_not_called_empty(
 
 
 def test_a_service_that_settles_by_itself(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message whose lock the service ends without being asked arrives, and is in doubt: no settlement is confirmed."""
+    """A message whose lock the service ends by itself arrives, and is in doubt: no settlement is confirmed."""
     monkeypatch.setattr(completion, "ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(drain_pass, "CONFIRM_SECONDS", 0.2)
     queue = pair.queue()

@@ -1,4 +1,4 @@
-"""Poison messages, at which a service ends the link instead of refusing them: found and dead-lettered, the others arrive."""
+"""Poison messages, at which a service ends the link instead of refusing them: they are found and dead-lettered."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _all(payload: bytes, sought: bytes) -> list[int]:
 def test_the_message_that_ends_the_link_is_found(
     pair: Pair, backlog: Backlog, poison: set[int], session: str | None
 ) -> None:
-    """Messages are sent in batches, then singly until it is found. Those in flight beside it arrive too, perhaps twice."""
+    """Messages are sent in batches, then singly until it is found. Those in flight beside it arrive too."""
     names = [f"m{number:03}" for number in range(30)]
     parked = [
         encoded("poison" if number in poison else "x", id=name, session=session) for number, name in enumerate(names)

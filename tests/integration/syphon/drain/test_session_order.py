@@ -211,7 +211,7 @@ def _refuse_batches(monkeypatch: pytest.MonkeyPatch, pair: Pair, condition: str,
 
 
 def test_a_batch_that_is_refused_is_split(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of its messages is to blame: they are sent singly, in order, and only one that is refused alone is dead-lettered."""
+    """One message is to blame: all are sent singly, in order, and one that is refused alone is dead-lettered."""
     queue = pair.queue()
     parked = [encoded("x", id=f"m{number}", session="one") for number in range(60)]
     park_many(backlog, queue, parked)

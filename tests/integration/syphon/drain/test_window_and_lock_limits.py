@@ -98,7 +98,7 @@ def test_bytes_in_memory_stay_within_the_window(pair: Pair, backlog: Backlog, wa
 
 
 def test_credit_stays_within_the_window_of_bytes(pair: Pair, backlog: Backlog, watch: Watch) -> None:
-    """Once the size of messages is known, credit is granted for those that have room; the others are not even locked."""
+    """Once the size of messages is known, credit is granted for those that have room; no others are locked."""
     queue = pair.queue()
     backlog.park(queue, *(encoded(b"x" * 20_000, id=f"m{number}") for number in range(150)))
     summary = backlog.drain(window_bytes=100_000)
@@ -171,8 +171,8 @@ def test_unanswered_messages_are_given_back_before_their_locks_end(pair: Pair, b
 
 
 def test_a_slow_destination_gets_no_message_twice(pair: Pair, backlog: Backlog, watch: Watch) -> None:
-    """A session takes longer than its messages may wait: the answers to those in flight are waited for, the rest follows
-    in the next pass, and nothing is in doubt."""
+    """A session takes longer than its messages may wait: answers to those in flight are waited for, the rest follows in
+    the next pass, and nothing is in doubt."""
     slow, well = pair.queue(), pair.queue()
     backlog.make(lock_duration=2 * LOCK)
     backlog.park(well, *numbered(300))  # so that much is let come

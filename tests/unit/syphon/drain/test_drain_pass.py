@@ -10,7 +10,9 @@ import pytest
 
 from pairbus.syphon.amqp.link import ConnectionLost, LinkError
 from pairbus.syphon.drain import drain_pass
+from pairbus.syphon.drain.flow_control import ServiceClock
 from pairbus.syphon.drain.pass_state import EndReason, Phase
+from tests.unit.syphon.drain import fakes
 from tests.unit.syphon.drain.fakes import FailingJournal, PassRun, delivered
 
 
@@ -243,11 +245,12 @@ async def test_a_backlog_that_confirms_nothing_ends_the_pass(monkeypatch: pytest
         connection = run.connections["backup"]
         monkeypatch.setattr(connection, "resume_reading", lambda: None)
         connection.is_paused = True
-        ends = time.monotonic() + 1.0
-        await run.until(lambda: time.monotonic() > ends)
+        await run.wait(1.0)
         assert run.one.state.phase is Phase.DRAINING
         connection.is_paused = False
+        read_again = time.monotonic()
         state = await run.end()
+        assert time.monotonic() - read_again > 0.2  # the time begins when the socket is read again
         assert (state.reason, state.error) == (EndReason.UNCONFIRMED, "the backlog confirmed nothing for 0.3 s")
 
 
@@ -276,3 +279,67 @@ async def test_a_destination_that_does_not_answer_is_left_alone(monkeypatch: pyt
         ((name, why),) = run.drain.held.values()
         assert name == "q"
         assert "q did not answer: com.microsoft:timeout: no answer within" in why
+
+
+async def test_the_time_for_confirmations_begins_with_the_first_settlement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with the pass, which may have waited for its first message for long."""
+    async with PassRun(monkeypatch, answer_timeout=2.0) as run:
+        run.receiver.confirms = False
+        run.receiver.deliver(1)
+        await run.until(lambda: run.asked("complete"))
+        await run.wait(0.2)
+        assert run.one.state.phase is Phase.DRAINING
+        run.receiver.confirm(1)
+        state = await run.end()
+        assert (state.reason, run.drain.delivered) == (EndReason.EMPTY, 1)
+
+
+@pytest.fixture
+def short_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ServiceClock, "RANGE", (0.1, 60.0))
+    monkeypatch.setattr(fakes, "LOCK_SECONDS", 0.5)
+
+
+async def test_a_held_message_is_given_back_once(monkeypatch: pytest.MonkeyPatch, short_locks: None) -> None:
+    """Before its lock ends; the end of the pass does not give it back again."""
+    monkeypatch.setattr(drain_pass, "CONFIRM_SECONDS", 0.1)
+    async with PassRun(monkeypatch, answer_timeout=1.0) as run:
+        run.accepts = run.receiver.confirms = run.receiver.returns_credit = False
+        run.receiver.deliver(1)
+        sender = await run.sent("q")
+        sender.refuse("com.microsoft:server-busy")
+        await run.until(lambda: run.asked("abandon"))
+        assert run.one.state.phase is Phase.DRAINING
+        state = await run.end()
+        assert state.reason is EndReason.UNCONFIRMED
+        assert run.asked("abandon") == [1]
+
+
+async def test_a_pass_that_only_gives_messages_back_ends(monkeypatch: pytest.MonkeyPatch, short_locks: None) -> None:
+    """Held messages are received again and again, and hide the others: the error names their destination."""
+    async with PassRun(monkeypatch, answer_timeout=30.0) as run:
+        run.accepts = run.receiver.returns_credit = False
+        run.receiver.deliver(1)
+        sender = await run.sent("q")
+        sender.refuse("com.microsoft:server-busy")
+        for sequence in range(2, 30):
+            await run.wait(0.1)
+            if run.one.state.phase is not Phase.DRAINING:
+                break
+            run.receiver.deliver(sequence)
+        run.receiver.return_credit()
+        state = await run.end()
+        assert state.reason is EndReason.STALLED
+        assert "messages are held back" in str(state.error)
+
+
+async def test_a_slow_rate_is_no_reason_to_end(monkeypatch: pytest.MonkeyPatch, short_locks: None) -> None:
+    """At one message in ten seconds the next one may be yet to come."""
+    async with PassRun(monkeypatch, answer_timeout=30.0, max_rate=0.1) as run:
+        run.accepts = run.receiver.returns_credit = False
+        run.receiver.deliver(1)
+        sender = await run.sent("q")
+        sender.refuse("com.microsoft:server-busy")
+        await run.wait(1.5)
+        assert run.asked("abandon") == [1]
+        assert run.one.state.phase is Phase.DRAINING

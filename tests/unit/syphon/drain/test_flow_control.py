@@ -44,8 +44,8 @@ def test_a_send_window_grows_back_to_its_maximum(most: int) -> None:
 
 @given(st.floats(20, 20_000))
 def test_a_send_window_is_answered_before_its_messages_are_given_up(per_second: float) -> None:
-    """For any rate of the destination a whole window takes less than the 15 seconds after which messages are sent again.
-    A fast destination gets the maximum."""
+    """For any rate of the destination a whole window takes less than 15 seconds, after which messages are sent again. A
+    fast destination gets the maximum."""
     window = SendWindow(32_000)
     for _ in range(20):
         seconds = window.limit / per_second
