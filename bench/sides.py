@@ -17,7 +17,7 @@ from pairbus.domain.outcome import Head, Rows
 from pairbus.syphon.amqp.connection import Connection
 from pairbus.syphon.amqp.link import ACCEPTED, LinkError, Receiver, Sender
 from pairbus.syphon.drain.drain import DrainOptions, drain_queue
-from pairbus.syphon.drain.journal_batcher import Journal
+from pairbus.syphon.drain.journal_batcher import JournalPort
 from pairbus.syphon.journal.journal import open_journal
 
 WINDOW = DrainOptions().window_messages
@@ -40,7 +40,7 @@ class NoJournal:
 class TimedJournal:
     """A journal that notes the number of durable rows over time."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: JournalPort) -> None:
         self._journal = journal
         self._rows = 0
         self.steps: list[tuple[float, int]] = []
@@ -66,7 +66,7 @@ class TimedJournal:
         return (rows - before) / max(ended - begun, 1e-9), begun
 
 
-def drain(ground: Ground, count: int, journal: Journal | None = None) -> None:
+def drain(ground: Ground, count: int, journal: JournalPort | None = None) -> None:
     """Drain as in production, by default with a journal on this machine's disk."""
     own = None
     if journal is None:

@@ -123,13 +123,13 @@ def run_job(config: SyphonConfig, rehearse: bool = False) -> dict[str, Any]:
 
 def run_drain(config: SyphonConfig) -> dict[str, Any]:
     """Run `pairbus drain`."""
-    from pairbus.syphon.drain.relaxed_gc import seldom_collected
+    from pairbus.syphon.drain.relaxed_gc import relaxed_gc
     from pairbus.syphon.service import service_for
 
     service = service_for(config)
     ready()
     begun = time.time()
-    with seldom_collected():
+    with relaxed_gc():
         done = service.once()
     return {"code": int(not done.is_empty or bool(done.errors)), "seconds": time.time() - begun}
 

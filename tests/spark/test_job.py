@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from pairbus.config.syphon_config import SyphonConfig
 from pairbus.domain.backlog import queue_path
-from pairbus.domain.outcome import Held
+from pairbus.domain.outcome import HeldCount
 from pairbus.errors import ConfigError, OptionError, PairbusError
 from pairbus.localbus.auth import DEFAULT_KEY_NAME
 from pairbus.spark import Ledger, Syphon, SyphonError, syphon, verify
@@ -307,7 +307,7 @@ class TestContinuous:
         wait_until(lambda: len(pauses) >= 4, 90, lambda: job.query.status)
         assert pauses[:4] == [0, 1, 2, 4]
         assert job.last_batch is not None
-        assert job.last_batch.queues[0].held_for == (Held("orders", "com.microsoft:server-busy", 3),)
+        assert job.last_batch.queues[0].held_for == (HeldCount("orders", "com.microsoft:server-busy", 3),)
 
     def test_a_ledger_that_cannot_be_written_ends_the_query(
         self, pair: Pair, backlog: Backlog, started: Callable[..., Syphon], monkeypatch: pytest.MonkeyPatch

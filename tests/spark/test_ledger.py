@@ -12,7 +12,7 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
-from pairbus.domain.outcome import Held, Outcome, QueueSummary
+from pairbus.domain.outcome import HeldCount, Outcome, QueueSummary
 from pairbus.errors import OptionError
 from pairbus.spark import Ledger, verify
 from pairbus.spark.ledger import BATCHES, OUTCOMES, BatchRow
@@ -119,7 +119,7 @@ class TestFolding:
     def test_batches(self, spark: SparkSession, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
         """One row per queue and batch, once, also if an attempt failed after its commit."""
         at = datetime(2026, 11, 17, 2, 30, tzinfo=timezone.utc)
-        summary = QueueSummary(4, 10, 7, 1, 2, 0, 900, 30, 1.5, True, (Held("orders", "busy", 2),), "late")
+        summary = QueueSummary(4, 10, 7, 1, 2, 0, 900, 30, 1.5, True, (HeldCount("orders", "busy", 2),), "late")
         monkeypatch.setattr("pairbus.spark.ledger.time.sleep", lambda seconds: None)
         with monkeypatch.context() as patch:
             save, failures = DataFrameWriter.save, iter([True])

@@ -1,4 +1,4 @@
-"""Many messages parked at once, and where each of them is afterwards."""
+"""Many parked messages, and checks of where each of them is afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Came(NamedTuple):
 
 
 def in_sessions(sessions: int, each: int, **fields: Any) -> list[bytes]:
-    """Messages of many sessions, interleaved; the ids say session and place."""
+    """Return messages of many sessions, interleaved; the ids name session and place."""
     return [
         encoded("x", id=f"s{session}-{place:05}", session=f"s{session}", **fields)
         for place in range(each)
@@ -88,13 +88,13 @@ def dead_letters(backlog: Backlog, index: int = 0) -> list[Came]:
 
 
 def repeats(came: Iterable[Came]) -> Counter[str]:
-    """Id → how many times too often it came."""
+    """Count the superfluous arrivals by id."""
     counted = Counter(each.id for each in came)
     return Counter({id: count - 1 for id, count in counted.items() if count > 1})
 
 
 def assert_in_order(parked: Iterable[bytes], came: Sequence[Came], *, missing: Iterable[str] = ()) -> None:
-    """All have come but the missing ones, and those of each session, where first seen, in the order they lay in."""
+    """Assert that all but the missing ones have arrived, each session's in the order in which they were parked."""
     wanted: dict[str | None, list[str]] = {}
     gone = set(missing)
     for each in map(_read, parked):
@@ -121,7 +121,7 @@ def assert_conserved(
     journal: Remembering | None = None,
     most_repeats: int = 0,
 ) -> None:
-    """Each parked message is somewhere, none is without a row that left, and repeats are few and known as in doubt."""
+    """Assert that each message is somewhere, has a row if it left, and came twice only if it was in doubt."""
     where = {each.id for each in (*arrived, *dead, *left)}
     assert where == set(parked), f"lost: {set(parked) - where}; not ours: {where - set(parked)}"
     again = repeats(arrived)
@@ -131,11 +131,11 @@ def assert_conserved(
     gone = set(parked) - {each.id for each in left}
     assert gone <= rows, f"without a row: {gone - rows}"
     doubted = {row["message_id"] for row in journal.of("in doubt")}
-    assert set(again) <= doubted, f"came twice, and nobody doubted it: {set(again) - doubted}"
+    assert set(again) <= doubted, f"came twice without being in doubt: {set(again) - doubted}"
 
 
 def take_and_die(backlog: Backlog, count: int) -> None:
-    """What a killed drain leaves behind: so many messages, locked."""
+    """Lock so many messages, as a killed drain leaves them."""
     with RawClient(backlog.pair.secondary) as killed:
         killed.put_token(backlog.path())
         link = killed.receiver(backlog.path(), count)

@@ -1,4 +1,4 @@
-"""A process that drains a backlog queue with a real journal, to be killed: what to drain comes as JSON on stdin."""
+"""A process that drains a backlog queue with a real journal, to be killed; its arguments are JSON on stdin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A host that answers AMQP as a test wants it to: it closes things with a condition, or gives odd outcomes."""
+"""A host that answers AMQP as a test wants it to: it closes links with a condition, or gives odd outcomes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ _TRANSFER = 0x14
 
 
 class Peer:
-    """Serves one connection after the other; `on_message` is called for each message that came, and answers it.
+    """A server of one connection after the other; `on_message` is called for each message, and answers it.
 
-    It gives whoever receives what it has, settles that at once, and never says that this was all.
-    """
+    A receiver gets what `gives` has, settled at once, and never an answer that this was all."""
 
     def __init__(
         self,
@@ -136,7 +135,7 @@ class Peer:
                 collector.pop()
             try:
                 _write(transport, client)
-                while self._given:  # a lock that nobody can use
+                while self._given:  # a lock that is of no use
                     self._given.pop().settle()
                 _write(transport, client)
             except OSError:
@@ -146,7 +145,7 @@ class Peer:
         transport.unbind()
 
     def _look_at(self, seen: bytearray) -> None:
-        """Note the frames that have come whole, and take them out."""
+        """Note the transfers in the whole frames that have arrived, and remove them."""
         while len(seen) >= 8:
             if seen.startswith(b"AMQP"):
                 del seen[:8]
@@ -210,7 +209,7 @@ class Peer:
             self._replies = link
 
     def _grant(self, delivery: Any, payload: bytes) -> None:
-        """Take any token, unless another answer was asked for."""
+        """Accept any token, unless the test wants another answer."""
         self.settle(delivery, Delivery.ACCEPTED)
         request = Message()
         request.decode(payload)

@@ -12,7 +12,7 @@ from typing import Any
 from azure.servicebus import ServiceBusClient
 
 from pairbus.domain.backlog import queue_path
-from pairbus.domain.outcome import Held, Outcome, QueueSummary, Rows
+from pairbus.domain.outcome import HeldCount, Outcome, QueueSummary, Rows
 from pairbus.spark.drain_task import ExecutorCheck
 from pairbus.spark.signals import FolderProbe
 from pairbus.syphon.drain.drain import drain_queue
@@ -20,7 +20,7 @@ from pairbus.syphon.drain.drain import drain_queue
 
 def hold_everything(*, queue_index: int, **others: Any) -> QueueSummary:
     """Hold every message back, as for a destination that is busy."""
-    held = (Held("orders", "com.microsoft:server-busy", 3),)
+    held = (HeldCount("orders", "com.microsoft:server-busy", 3),)
     return QueueSummary(queue_index, received=3, held=3, empty=True, held_for=held)
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pairbus.domain.backlog import format_indexes
 from pairbus.errors import OptionError, PairbusError
-from pairbus.syphon.drain.relaxed_gc import seldom_collected
+from pairbus.syphon.drain.relaxed_gc import relaxed_gc
 from pairbus.syphon.service import Round, Service, service_for
 
 from .drain_arguments import add_arguments, load_config, log_to_stderr
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    with seldom_collected():
+    with relaxed_gc():
         if options.continuous:
             service.forever()
             code = 0

@@ -62,8 +62,8 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """Messages that stay in the backlog because their destination does not take them now."""
+class HeldCount:
+    """The number of messages that stay in the backlog because their destination does not take them now."""
 
     destination: str
     reason: str
@@ -88,17 +88,17 @@ class QueueSummary:
     seconds: float = 0.0
     #: Whether nothing was left at the end but what is held back; of what was there first, if only that was wanted.
     empty: bool = False
-    held_for: tuple[Held, ...] = ()
+    held_for: tuple[HeldCount, ...] = ()
     #: What kept it from going on, if anything did.
     error: str | None = None
 
 
-def held_over(queues: Iterable[QueueSummary]) -> tuple[Held, ...]:
+def held_over(queues: Iterable[QueueSummary]) -> tuple[HeldCount, ...]:
     """What is held back, over several queues, by destination and reason."""
     counts: Counter[tuple[str, str]] = Counter()
     for held in (held for each in queues for held in each.held_for):
         counts[held.destination, held.reason] += held.count
-    return tuple(Held(destination, reason, count) for (destination, reason), count in sorted(counts.items()))
+    return tuple(HeldCount(destination, reason, count) for (destination, reason), count in sorted(counts.items()))
 
 
 def out_of_reach(depth: int, held: int) -> str | None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pairbus.domain.outcome import Held, QueueSummary, held_over
+from pairbus.domain.outcome import HeldCount, QueueSummary, held_over
 from pairbus.errors import PairbusError
 from pairbus.syphon.drain.completion import CompletionTracker
 
@@ -85,7 +85,7 @@ class RunOnceTracker:
         """End the run with an error."""
         self._obstacles = [obstacle]
 
-    def result(self) -> tuple[Held, ...]:
+    def result(self) -> tuple[HeldCount, ...]:
         """Return the held messages by destination and reason; raise `SyphonError` if more than those are left."""
         if self._obstacles:
             raise SyphonError("the backlog could not be emptied: " + "; ".join(self._obstacles))

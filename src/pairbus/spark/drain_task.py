@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from pairbus.config.syphon_config import SyphonConfig
-from pairbus.domain.outcome import Head, Held, QueueSummary
+from pairbus.domain.outcome import Head, HeldCount, QueueSummary
 from pairbus.syphon.drain.drain import DrainOptions, drain_queue
 from pairbus.syphon.journal.journal import close_journal, open_journal
 
@@ -141,6 +141,6 @@ _HOST = pa.schema([("host", pa.string())])
 def summary_of(row: Any) -> QueueSummary:
     """Return the summary that a row of the summary frame holds."""
     fields = row.asDict(recursive=True)
-    held = tuple(Held(**each) for each in fields.pop("held_for") or ())
+    held = tuple(HeldCount(**each) for each in fields.pop("held_for") or ())
     del fields["depth"], fields["tick"]
     return QueueSummary(**fields, held_for=held)

@@ -27,7 +27,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pairbus.config.syphon_config import SyphonConfig
-from pairbus.domain.outcome import Held, Outcome
+from pairbus.domain.outcome import HeldCount, Outcome
 from pairbus.errors import PairbusError
 from pairbus.options import refuse_same
 from pairbus.runtime.backoff import Backoff
@@ -266,7 +266,7 @@ class Syphon:
 
     # --- running once ------------------------------------------------------------------------------------
 
-    def run_once(self, stop: Callable[[], bool] = never) -> tuple[Held, ...]:
+    def run_once(self, stop: Callable[[], bool] = never) -> tuple[HeldCount, ...]:
         """Drain until every queue is empty but for held messages, and return those by destination and reason.
 
         `stop` is called now and then; if it returns True the run ends early. Raises `SyphonError` if the backlog could

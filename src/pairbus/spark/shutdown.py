@@ -87,8 +87,6 @@ def before_spark_ends(spark: SparkSession, stop: threading.Event) -> Iterator[En
         if shutting_down.is_set():
             exited.wait(_HOOK_SECONDS)  # Spark's hooks run now, and the JVM then calls the last hook in this process
         else:
-            with contextlib.suppress(
-                Py4JError
-            ):  # the shutdown has begun; without Python the hooks do nothing
+            with contextlib.suppress(Py4JError):  # the shutdown has begun; without Python the hooks do nothing
                 for hook, _ in hooks:
                     manager.removeShutdownHook(hook)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pairbus.domain.outcome import Head, Held, QueueSummary, held_over
+from pairbus.domain.outcome import Head, HeldCount, QueueSummary, held_over
 from pairbus.errors import PairbusError
 from pairbus.options import Namespace, refuse_same
 from pairbus.runtime import bounded_call as bounds
@@ -89,7 +89,7 @@ class Round:
         return tuple(f"queue {each.queue_index}: {each.error}" for each in self.queues if each.error)
 
     @property
-    def held(self) -> tuple[Held, ...]:
+    def held(self) -> tuple[HeldCount, ...]:
         """The held messages of all queues, counted by destination and reason."""
         return held_over(self.queues)
 
@@ -281,7 +281,7 @@ class Service:
             options = replace(options, max_rate=options.max_rate / len(busy))
         options = replace(options, after_a_kill=time.monotonic() < self._locked_until)
         self._rounds += 1
-        queues = {index: replace(options, there=depth if only_these else None) for index, depth in busy.items()}
+        queues = {index: replace(options, goal=depth if only_these else None) for index, depth in busy.items()}
         summaries = self._drain_all(queues) if busy else []
         summaries += [QueueSummary(index, empty=True) for index, depth in depths.by_index.items() if depth == 0]
         summaries.sort(key=lambda each: each.queue_index)

@@ -658,10 +658,7 @@ def test_unknown_options_and_help() -> None:
         assert f"{option} " in shown.stdout or f"{option}\n" in shown.stdout, option
     wrong = subprocess.run([*run, "--portt", "3"], capture_output=True, text=True, timeout=20)
     assert wrong.returncode == 2
-    assert (
-        wrong.stderr
-        == "pairbus localbus: unrecognized arguments: --portt 3 (see pairbus localbus --help)\n"
-    )
+    assert wrong.stderr == "pairbus localbus: unrecognized arguments: --portt 3 (see pairbus localbus --help)\n"
     number = subprocess.run([*run, "--port", "many"], capture_output=True, text=True, timeout=20)
     assert number.returncode == 2
     assert "--port" in number.stderr

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from pairbus.domain.outcome import Held, QueueSummary
+from pairbus.domain.outcome import HeldCount, QueueSummary
 from pairbus.spark.batch_summary import BatchSummary, RunOnceTracker, SyphonError
 
 
@@ -34,14 +34,14 @@ def batches() -> Batches:
 
 def test_empty_queues_are_drained(batches: Batches) -> None:
     """Held messages may be left; the result counts them by destination and reason."""
-    held = QueueSummary(1, received=3, held=3, empty=True, held_for=(Held("orders", "busy", 3),))
-    more = QueueSummary(0, received=2, held=2, empty=True, held_for=(Held("orders", "busy", 2),))
+    held = QueueSummary(1, received=3, held=3, empty=True, held_for=(HeldCount("orders", "busy", 3),))
+    more = QueueSummary(0, received=2, held=2, empty=True, held_for=(HeldCount("orders", "busy", 2),))
     assert batches.batch(more, held, before={}, after={0: 2, 1: 3})
-    assert batches.tracker.result() == (Held("orders", "busy", 5),)
+    assert batches.tracker.result() == (HeldCount("orders", "busy", 5),)
 
 
 def test_a_queue_with_more_than_held_messages_is_not_drained(batches: Batches) -> None:
-    held = (Held("orders", "busy", 2),)
+    held = (HeldCount("orders", "busy", 2),)
     assert not batches.one(QueueSummary(0, received=2, held=2, empty=True, held_for=held), None, 3)
 
 
@@ -91,7 +91,7 @@ def test_a_queue_that_as_many_have_left_as_it_held_at_first_is_drained(batches: 
 
 def test_dead_letters_have_left_the_backlog(batches: Batches) -> None:
     """And held messages have not: the result has them."""
-    held = (Held("ill", "busy", 5),)
+    held = (HeldCount("ill", "busy", 5),)
     assert not batches.one(QueueSummary(0, received=9, delivered=2, dead_lettered=2, held=5, held_for=held), 5, 9)
     assert batches.one(QueueSummary(0, received=9, delivered=1, held=5, held_for=held), 9, 9)
     assert batches.tracker.result() == held
@@ -121,7 +121,7 @@ def test_without_a_depth_the_drain_decides(batches: Batches) -> None:
 
 def test_another_syphon_may_end_it(batches: Batches) -> None:
     """Nothing is left then, not even the messages that were held."""
-    held = (Held("ill", "busy", 5),)
+    held = (HeldCount("ill", "busy", 5),)
     batches.one(QueueSummary(0, received=5, held=5, held_for=held), 9, 9)
     batches.tracker.found_empty()
     assert (batches.tracker.is_over, batches.tracker.result()) == (True, ())

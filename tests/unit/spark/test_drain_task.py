@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from pyspark.sql import Row
 
 from pairbus.config.syphon_config import SyphonConfig
-from pairbus.domain.outcome import Head, Held, QueueSummary
+from pairbus.domain.outcome import Head, HeldCount, QueueSummary
 from pairbus.spark import drain_task
 from pairbus.spark.drain_task import DrainFunction, DrainTask, summary_of
 from pairbus.spark.signals import KillSignal, StopSignal
@@ -31,7 +31,8 @@ class Recorder:
     def __call__(self, **given: Any) -> QueueSummary:
         self.given.append(given)
         given["journal"].write(row(1))
-        return QueueSummary(given["queue_index"], received=3, delivered=1, held=2, held_for=(Held("a", "busy", 2),))
+        held = (HeldCount("a", "busy", 2),)
+        return QueueSummary(given["queue_index"], received=3, delivered=1, held=2, held_for=held)
 
 
 class Context:
@@ -147,7 +148,7 @@ def test_a_summary_is_the_same_after_its_journey(config: SyphonConfig, recorder:
     rows = pa.RecordBatch.from_pylist([{"queue_index": 3, "depth": 10, "tick": 7, "busy": 1}])
     (sent,) = (each for batch in task.run(iter([rows])) for each in batch.to_pylist())
     held = [Row(**each) for each in sent.pop("held_for")]
-    expected = QueueSummary(3, received=3, delivered=1, held=2, held_for=(Held("a", "busy", 2),))
+    expected = QueueSummary(3, received=3, delivered=1, held=2, held_for=(HeldCount("a", "busy", 2),))
     assert summary_of(Row(**sent, held_for=held)) == expected
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pairbus.domain.outcome import Held, QueueSummary
+from pairbus.domain.outcome import HeldCount, QueueSummary
 from pairbus.syphon.service import Round
 
 
@@ -33,7 +33,7 @@ def test_two_rounds_are_added_up() -> None:
     first = QueueSummary(
         0, received=5, delivered=2, dead_lettered=1, held=2, in_doubt=1, bytes=10, operations=7, seconds=1.5
     )
-    held = (Held("orders", "busy", 1),)
+    held = (HeldCount("orders", "busy", 1),)
     second = QueueSummary(
         0, received=3, delivered=1, dead_lettered=1, held=1, in_doubt=1, bytes=5, operations=4, seconds=0.5,
         empty=True, held_for=held, error="late",

@@ -1,8 +1,8 @@
-"""Where messages go: one destination's link, what waits for it, what is in flight to it, and why it is left alone.
+"""One destination: its link, the messages that wait for it or are in flight to it, and why it takes none.
 
-Messages go out in parcels, batches that the service takes whole or not at all. Those without a session go as fast as
-credit and pace allow. Those of one session have a lane of their own, in which one parcel is under way at a time, so
-that none overtakes another that is refused: what has come up behind meanwhile makes the next parcel.
+Messages are sent in batches, which the service takes whole or not at all. Messages without a session are sent as fast
+as credit and the send window allow. Those of one session form a queue of their own, of which one batch is in flight at
+a time, so that none overtakes a refused one: the messages that arrive meanwhile make the next batch.
 """
 
 from __future__ import annotations
@@ -10,26 +10,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pairbus.domain.conditions import MAX_UNKNOWN_DELIVERIES, MESSAGE_CONDITIONS, Refusal, refusal_of
 from pairbus.syphon.amqp.link import ACCEPTED, ConnectionLost, LinkError, Sender
 from pairbus.syphon.amqp.message_format import batch_head
 
-from .flow_control import Pace
-from .hosts import Host
-from .in_flight import Moving
+from .flow_control import SendWindow
+from .in_flight import InFlightMessage
+
+if TYPE_CHECKING:
+    from .routing import Host
 
 log = logging.getLogger("pairbus.syphon")
 
-#: A batch is never larger than this, nor than the link allows: what the service takes as a batch in every tier.
+#: The largest batch that the service takes in every tier; a link may allow less.
 _BATCH_BYTES = 200 * 1024
 _BATCH_OVERHEAD = 8  # a message
 _BATCH_MESSAGES = 500
 _NO_LIMIT = 2**63
 
 
-class Lane:
+class SessionQueue:
     """The messages of one session that are not sent yet, in their order."""
 
     __slots__ = ("head", "messages", "session")
@@ -37,85 +39,92 @@ class Lane:
     def __init__(self, session: str) -> None:
         self.session = session
         self.head = batch_head(session)
-        self.messages: deque[Moving] = deque()
+        self.messages: deque[InFlightMessage] = deque()
 
     @property
-    def ends_at(self) -> float:
-        """Until when its next message may be sent."""
-        return self.messages[0].ends_at
+    def send_by(self) -> float:
+        """The time until which its first message may be sent."""
+        return self.messages[0].send_by
 
 
-class Owner(Protocol):
-    """Who is told what became of a message."""
+class DeliveryEvents(Protocol):
+    """The calls that a destination makes: one for each message, with its fate."""
 
-    def accepted(self, message: Moving) -> None: ...
-    def refused(self, message: Moving, reason: str, description: str) -> None: ...
-    def held(self, message: Moving, destination: Destination) -> None: ...
-    def doubtful(self, message: Moving, why: str) -> None: ...
+    def accepted(self, message: InFlightMessage) -> None: ...
+    def refused(self, message: InFlightMessage, reason: str, description: str) -> None: ...
+    def held(self, message: InFlightMessage, destination: Destination) -> None: ...
+    def in_doubt(self, message: InFlightMessage, why: str) -> None: ...
 
 
 class Destination:
-    """One entity that messages go to, for one pass."""
+    """One entity that messages are sent to in one pass.
 
-    def __init__(self, name: str, path: str, host: Host, pace: Pace, owner: Owner) -> None:
-        #: As people know it, and its address.
+    Parameters
+    ----------
+    name
+        The entity as users know it, for rows, logs and errors.
+    path
+        Its address on `host`.
+    """
+
+    def __init__(self, name: str, path: str, host: Host, window: SendWindow, events: DeliveryEvents) -> None:
         self.name = name
         self.path = path
         self._host = host
-        self._pace = pace
-        self._owner = owner
+        self._window = window
+        self._events = events
         self._sender: Sender | None = None
         self._opening: asyncio.Task[None] | None = None
-        #: Why it is left alone for the rest of the pass.
-        self.held_for: LinkError | None = None
-        #: Why every message for it is dead-lettered.
-        self._gone: LinkError | None = None
-        #: What is to be sent next: messages without a session, and lanes of which nothing is in flight.
-        self._waiting: deque[Moving | Lane] = deque()
-        #: The lanes that are in line, or of which a parcel is in flight.
-        self._lanes: dict[str, Lane] = {}
+        #: The error for which its messages are held back for the rest of the pass.
+        self.hold_error: LinkError | None = None
+        #: The error for which its messages are dead-lettered.
+        self._fatal_error: LinkError | None = None
+        #: The messages to send next: those without a session, and session queues of which nothing is in flight.
+        self._waiting: deque[InFlightMessage | SessionQueue] = deque()
+        #: The session queues that wait, or of which a batch is in flight.
+        self._sessions: dict[str, SessionQueue] = {}
         self._in_flight = self._bytes_in_flight = 0
-        #: Whether a message was refused on this link: should it end, that one may be why.
-        self._has_refused = False
+        #: True once a message was refused on this link: if the link ends, that message may be the cause.
+        self._refused_on_link = False
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something waits for it that was not sent yet."""
-        return bool(self._waiting) or any(lane.messages for lane in self._lanes.values())
+        """True if messages wait that were not sent yet."""
+        return bool(self._waiting) or any(queue.messages for queue in self._sessions.values())
 
     @property
     def is_busy(self) -> bool:
-        """Whether something was sent to it that is not answered."""
+        """True if messages were sent that are not answered yet."""
         return bool(self._in_flight)
 
-    def end(self, error: LinkError) -> None:
-        """Nobody waits for it any longer: what was not answered is in doubt."""
+    def abandon(self, error: LinkError) -> None:
+        """Wait for no answer any more: unanswered messages are in doubt, the others held back."""
         if self._opening is not None:
             self._opening.cancel()
         sender, self._sender = self._sender, None
-        self.give_up_unanswered(sender, error)
+        self._doubt_unanswered(sender, error)
         if self.is_waiting:
-            self.failed(error)
+            self.fail(error)
 
-    # --- taking messages ---------------------------------------------------------------------------------
+    # --- sending -----------------------------------------------------------------------------------------
 
-    def take(self, message: Moving) -> None:
-        """Put a message in line; what came together is sent together, by the next `pump`."""
-        if self.held_for is not None:
-            self._owner.held(message, self)
-        elif self._gone is not None:
-            self._refuse(message, self._gone)
+    def enqueue(self, message: InFlightMessage) -> None:
+        """Add a message; the next `send_waiting` sends what was added together in a batch."""
+        if self.hold_error is not None:
+            self._events.held(message, self)
+        elif self._fatal_error is not None:
+            self._refuse(message, self._fatal_error)
         elif message.session is None:
-            self._line_up(message)
-        elif (lane := self._lanes.get(message.session)) is not None:
-            lane.messages.append(message)  # its turn comes
+            self._append(message)
+        elif (queue := self._sessions.get(message.session)) is not None:
+            queue.messages.append(message)  # sent after the batch in flight
         else:
-            lane = self._lanes[message.session] = Lane(message.session)
-            lane.messages.append(message)
-            self._line_up(lane)
+            queue = self._sessions[message.session] = SessionQueue(message.session)
+            queue.messages.append(message)
+            self._append(queue)
 
-    def _line_up(self, what: Moving | Lane) -> None:
-        self._waiting.append(what)
+    def _append(self, item: InFlightMessage | SessionQueue) -> None:
+        self._waiting.append(item)
         if self._sender is None and self._opening is None:
             self._opening = asyncio.get_running_loop().create_task(self._open())
 
@@ -123,243 +132,249 @@ class Destination:
         try:
             connection = await self._host.connection()
             await connection.authorize(self._host.token_path(self.path), timeout=self._host.timeout)
-            self._sender = await connection.sender(self.path, self, timeout=self._host.timeout)
+            sender = await connection.sender(self.path, self, timeout=self._host.timeout)
         except LinkError as error:
-            self.failed(error, for_good=_is_for_good(error))
-        except Exception as unforeseen:  # nobody awaits this: what waits for it must not wait for nothing
-            log.exception("no link could be opened to %s", self.name)
-            self.failed(LinkError(None, f"{type(unforeseen).__name__}: {unforeseen}"))
+            self.fail(error, for_good=_is_for_good(error))
+        except Exception as unforeseen:  # no other task sees it, and the messages must not wait for a link
+            log.exception("no link could be opened to %s; its messages are held back in this pass", self.name)
+            self.fail(LinkError(None, f"{type(unforeseen).__name__}: {unforeseen}"))
         else:
-            self.pump()
+            self.attach(sender)
 
-    def pump(self) -> None:
-        """Send what credit and pace allow."""
+    def attach(self, sender: Sender) -> None:
+        """Send over this link from now on."""
+        self._sender = sender
+        self.send_waiting()
+
+    def send_waiting(self) -> None:
+        """Send what credit and the send window allow."""
         sender, waiting = self._sender, self._waiting
         if sender is None or not waiting:
             return
         credit = sender.credit
         most = sender.most_bytes or _NO_LIMIT
         now = sender.loop_time()
-        while credit > 0 and waiting and (room := self._pace.room(self._in_flight, self._bytes_in_flight)) > 0:
+        while credit > 0 and waiting and (room := self._window.room(self._in_flight, self._bytes_in_flight)) > 0:
             following = waiting[0]
-            if now > following.ends_at:  # this process stood still, and its locks may be another's by now
-                self._too_slow()
+            if now > following.send_by:  # this process was suspended, and others may hold the locks by now
+                self._fail_as_too_slow()
                 return
-            if isinstance(following, Lane):
+            if isinstance(following, SessionQueue):
                 waiting.popleft()
-                sent = self._send_lane(sender, following, most, room, now)
+                sent = self._send_session(sender, following, most, room, now)
             else:
-                sent = self._send_parcel(sender, waiting, b"", most, room, now)
+                sent = self._send_batch(sender, waiting, b"", most, room, now)
             credit -= sent > 0
 
-    def _refuse_size(self, message: Moving, most: int) -> None:
-        said = f"the message has {message.size} bytes, the limit is {most}"
-        self._refuse(message, LinkError("amqp:link:message-size-exceeded", said))
-
-    def _send_lane(self, sender: Sender, lane: Lane, most: int, room: int, now: float) -> int:
-        """As much of a lane as goes at once; how many messages that is."""
+    def _send_session(self, sender: Sender, queue: SessionQueue, most: int, room: int, now: float) -> int:
+        """Send the next batch of a session; return its number of messages."""
         sent = 0
-        while lane.messages and not sent:
-            sent = self._send_parcel(sender, lane.messages, lane.head, most, room, now)
+        while queue.messages and not sent:
+            sent = self._send_batch(sender, queue.messages, queue.head, most, room, now)
         if not sent:
-            del self._lanes[lane.session]
+            del self._sessions[queue.session]
         return sent
 
-    def _send_parcel(self, sender: Sender, messages: deque[Any], head: bytes, most: int, room: int, now: float) -> int:
-        """The first of some messages, and as many behind it as make a batch with it; how many were sent."""
-        first: Moving = messages.popleft()
+    def _send_batch(self, sender: Sender, messages: deque[Any], head: bytes, most: int, room: int, now: float) -> int:
+        """Send the first message and as many behind it as fit into a batch with it; return how many were sent."""
+        first: InFlightMessage = messages.popleft()
         if first.size > most:
             self._refuse_size(first, most)
             return 0
         first.sent_at = now
-        if messages and self._host.takes_batches and not first.alone:
-            parcel = [first]
+        if messages and self._host.takes_batches and not first.sent_alone:
+            batch = [first]
             most = min(most, _BATCH_BYTES)
             room = min(room, _BATCH_MESSAGES)
             size, sizes = len(head) + first.size + _BATCH_OVERHEAD, first.size
-            while messages and len(parcel) < room:
+            while messages and len(batch) < room:
                 following = messages[0]
-                if type(following) is not Moving or following.alone:
+                if type(following) is not InFlightMessage or following.sent_alone:
                     break
                 size += following.size + _BATCH_OVERHEAD
                 if size > most:
                     break
                 following.sent_at = now
                 sizes += following.size
-                parcel.append(messages.popleft())
-            if len(parcel) > 1:
-                self._in_flight += len(parcel)
+                batch.append(messages.popleft())
+            if len(batch) > 1:
+                self._in_flight += len(batch)
                 self._bytes_in_flight += sizes
-                sender.send_batch(head, [message.message for message in parcel], parcel)
-                return len(parcel)
+                sender.send_batch(head, [message.message for message in batch], batch)
+                return len(batch)
         self._in_flight += 1
         self._bytes_in_flight += first.size
         sender.send(first.message, first)
         return 1
 
-    def _go_on(self, session: str) -> None:
-        """What was in flight of a session is answered: the rest of it is in line again."""
-        lane = self._lanes.get(session)
-        if lane is None:  # held back meanwhile
-            return
-        if lane.messages:
-            self._waiting.append(lane)
-        else:
-            del self._lanes[session]
+    def _refuse_size(self, message: InFlightMessage, most: int) -> None:
+        description = f"the message has {message.size} bytes, the limit is {most}"
+        self._refuse(message, LinkError("amqp:link:message-size-exceeded", description))
 
-    # --- what the link tells -----------------------------------------------------------------------------
+    def _resume_session(self, session: str) -> None:
+        """Queue the rest of a session whose batch was answered."""
+        queue = self._sessions.get(session)
+        if queue is None:  # held back meanwhile
+            return
+        if queue.messages:
+            self._waiting.append(queue)
+        else:
+            del self._sessions[session]
+
+    # --- answers -----------------------------------------------------------------------------------------
 
     def on_outcome(self, context: Any, state: int, error: LinkError | None) -> None:
-        parcel: list[Moving] = context if type(context) is list else [context]
-        size = self._answered_for(parcel)
-        session = parcel[0].session
+        batch: list[InFlightMessage] = context if type(context) is list else [context]
+        size = self._remove_in_flight(batch)
+        session = batch[0].session
         if state == ACCEPTED:
             sender = self._sender
-            self._pace.accepted(len(parcel), 0.0 if sender is None else sender.loop_time() - parcel[0].sent_at, size)
-            for message in parcel:
-                self._owner.accepted(message)
+            self._window.accepted(len(batch), 0.0 if sender is None else sender.loop_time() - batch[0].sent_at, size)
+            for message in batch:
+                self._events.accepted(message)
             if session is not None:
-                self._go_on(session)
+                self._resume_session(session)
         elif not state:
             assert error is not None
-            self._in_doubt(parcel, error)
-            self.failed(error)
-        elif len(parcel) > 1:
+            self._doubt(batch, error)
+            self.fail(error)
+        elif len(batch) > 1:
             assert error is not None
-            self._batch_refused(parcel, error)
+            self._batch_refused(batch, error)
         else:
             assert error is not None
-            self._answered(parcel[0], error)
+            self._message_refused(batch[0], error)
         if self._waiting:
-            self.pump()
+            self.send_waiting()
 
-    def _answered_for(self, parcel: list[Moving]) -> int:
-        """These are in flight no more; their bytes."""
-        size = sum([message.size for message in parcel])
-        self._in_flight -= len(parcel)
+    def _remove_in_flight(self, batch: list[InFlightMessage]) -> int:
+        """Count messages as not in flight any more; return their bytes."""
+        size = sum([message.size for message in batch])
+        self._in_flight -= len(batch)
         self._bytes_in_flight -= size
         return size
 
-    def _batch_refused(self, parcel: list[Moving], error: LinkError) -> None:
-        session = parcel[0].session
+    def _batch_refused(self, batch: list[InFlightMessage], error: LinkError) -> None:
+        """Hold the batch back, or send its messages singly to find the one that is to blame."""
+        session = batch[0].session
         if session is None:
-            self._waiting.extendleft(reversed(parcel))
+            self._waiting.extendleft(reversed(batch))
         else:
-            lane = self._lanes.setdefault(session, Lane(session))
-            lane.messages.extendleft(reversed(parcel))
-            self._waiting.appendleft(lane)
-        if self.held_for is not None or refusal_of(error.condition) is Refusal.HOLD:
-            self.failed(error)
-        for message in parcel:  # one of them is to blame: they go one by one
-            message.alone = True
+            queue = self._sessions.setdefault(session, SessionQueue(session))
+            queue.messages.extendleft(reversed(batch))
+            self._waiting.appendleft(queue)
+        if self.hold_error is not None or refusal_of(error.condition) is Refusal.HOLD:
+            self.fail(error)
+        for message in batch:
+            message.sent_alone = True
 
-    def _answered(self, message: Moving, error: LinkError) -> None:
-        """One message was refused."""
-        meaning = refusal_of(error.condition)
-        if meaning is Refusal.UNKNOWN:
-            meaning = Refusal.DEAD_LETTER if message.delivered_count >= MAX_UNKNOWN_DELIVERIES else Refusal.HOLD
-        if meaning is Refusal.HOLD:
-            if self.held_for is None:
-                self._pace.refused()
-                self.held_for = error
-            self._owner.held(message, self)
-            self.failed(error)
+    def _message_refused(self, message: InFlightMessage, error: LinkError) -> None:
+        """Hold a message back or dead-letter it, as the condition says."""
+        refusal = refusal_of(error.condition)
+        if refusal is Refusal.UNKNOWN:
+            refusal = Refusal.DEAD_LETTER if message.delivery_count >= MAX_UNKNOWN_DELIVERIES else Refusal.HOLD
+        if refusal is Refusal.HOLD:
+            if self.hold_error is None:
+                self._window.refused()
+                self.hold_error = error
+            self._events.held(message, self)
+            self.fail(error)
             return
         self._refuse(message, error)
-        self._has_refused = True
+        self._refused_on_link = True
         if error.condition not in MESSAGE_CONDITIONS:
-            self.failed(error, for_good=_is_for_good(error))
+            self.fail(error, for_good=_is_for_good(error))
         elif message.session is not None:
-            self._go_on(message.session)
+            self._resume_session(message.session)
 
-    def _refuse(self, message: Moving, error: LinkError) -> None:
-        said = f"{self.name} refused it for good: {error.description or error.condition}"
-        self._owner.refused(message, error.condition or "refused", said)
+    def _refuse(self, message: InFlightMessage, error: LinkError) -> None:
+        description = f"{self.name} refused it for good: {error.description or error.condition}"
+        self._events.refused(message, error.condition or "refused", description)
 
-    def failed(self, error: LinkError, *, for_good: bool = False) -> None:
-        """It takes nothing now, or never: what waits for it is held back, or dead-lettered."""
-        for_good = for_good and self.held_for is None
+    def fail(self, error: LinkError, *, for_good: bool = False) -> None:
+        """Hold back the messages that wait, and those that follow in this pass; `for_good`: dead-letter them."""
+        for_good = for_good and self.hold_error is None
         if for_good:
-            self._gone = error
-        elif self.held_for is None:
-            self.held_for = error
-            self._pace.refused()
-        waiting = [each for each in self._waiting if isinstance(each, Moving)]
-        waiting += [each for lane in self._lanes.values() for each in lane.messages]
+            self._fatal_error = error
+        elif self.hold_error is None:
+            self.hold_error = error
+            self._window.refused()
+        waiting = [each for each in self._waiting if isinstance(each, InFlightMessage)]
+        waiting += [each for queue in self._sessions.values() for each in queue.messages]
         self._waiting.clear()
-        self._lanes.clear()
+        self._sessions.clear()
         for message in waiting:
             if for_good:
                 self._refuse(message, error)
             else:
-                self._owner.held(message, self)
+                self._events.held(message, self)
 
     def on_credit(self) -> None:
-        self.pump()
+        self.send_waiting()
 
     def on_closed(self, error: LinkError) -> None:
-        """The link, or its connection, is gone: nobody knows what became of what was in flight."""
+        """Decide on the messages of a link that was lost, alone or with its connection."""
         sender, self._sender = self._sender, None
         if not (isinstance(error, ConnectionLost) or self._in_flight or self.is_waiting):
-            # The service ends links that are idle for ten minutes. It is opened again when needed, or says why not.
-            self._opening, self._has_refused = None, False
+            # The service ends links that are idle for ten minutes. The next message opens another, or shows the cause.
+            self._opening, self._refused_on_link = None, False
             return
         of_the_message = error.condition in MESSAGE_CONDITIONS
         if isinstance(error, ConnectionLost) or not (of_the_message or refusal_of(error.condition) is Refusal.UNKNOWN):
-            self.give_up_unanswered(sender, error)
-            self.failed(error, for_good=_is_for_good(error))
+            self._doubt_unanswered(sender, error)
+            self.fail(error, for_good=_is_for_good(error))
             return
-        # It ended because of one message, and says nothing of the others. Which one it was shows when they come again.
+        # One message ended the link, and the error does not say which. The next pass sends them singly.
         unanswered = self._in_flight
-        if unanswered == 1 and self._pace.is_searching and sender is not None and not self._has_refused:
+        if unanswered == 1 and self._window.is_isolating and sender is not None and not self._refused_on_link:
             (message,) = sender.abandon_unanswered()
             self._in_flight = self._bytes_in_flight = 0
-            if of_the_message or message.delivered_count >= MAX_UNKNOWN_DELIVERIES:
+            if of_the_message or message.delivery_count >= MAX_UNKNOWN_DELIVERIES:
                 self._refuse(message, error)
             else:
-                self._in_doubt([message], error)
-            self.failed(error)
+                self._doubt([message], error)
+            self.fail(error)
         else:
-            self.give_up_unanswered(sender, error)
-            self.failed(error)
-            self._pace.one_by_one(unanswered)
+            self._doubt_unanswered(sender, error)
+            self.fail(error)
+            self._window.isolate(unanswered)
 
-    def give_up_unanswered(self, sender: Sender | None, error: LinkError) -> None:
+    def _doubt_unanswered(self, sender: Sender | None, error: LinkError) -> None:
         for context in [] if sender is None else sender.abandon_unanswered():
-            parcel: list[Moving] = context if type(context) is list else [context]
-            self._answered_for(parcel)
-            self._in_doubt(parcel, error)
+            batch: list[InFlightMessage] = context if type(context) is list else [context]
+            self._remove_in_flight(batch)
+            self._doubt(batch, error)
 
-    def _in_doubt(self, parcel: list[Moving], error: LinkError) -> None:
-        for message in parcel:
-            self._owner.doubtful(message, f"{self.name} did not answer: {error}")
+    def _doubt(self, batch: list[InFlightMessage], error: LinkError) -> None:
+        for message in batch:
+            self._events.in_doubt(message, f"{self.name} did not answer: {error}")
 
-    # --- time --------------------------------------------------------------------------------------------
+    # --- deadlines ---------------------------------------------------------------------------------------
 
-    def look(self, now: float, patience: float) -> None:
-        """Hold it if it has not answered for too long, or what waits for it can wait no longer."""
+    def check_deadlines(self, now: float, answer_timeout: float) -> None:
+        """Fail if the oldest answer is overdue, or if a message waits that may not be sent any more."""
         sender = self._sender
         if sender is not None and self._in_flight:
             oldest = sender.oldest_unanswered()
             first = oldest[0] if type(oldest) is list else oldest
-            if first is not None and (now - first.sent_at > patience or now > first.answer_by):
+            if first is not None and (now - first.sent_at > answer_timeout or now > first.answer_by):
                 error = LinkError("com.microsoft:timeout", f"no answer within {now - first.sent_at:.1f} s")
                 self._sender = None
-                self.give_up_unanswered(sender, error)
+                self._doubt_unanswered(sender, error)
                 sender.close()
-                self.failed(error)
+                self.fail(error)
                 return
-        firsts: list[Moving | Lane] = [lane for lane in self._lanes.values() if lane.messages]
-        alone = next((each for each in self._waiting if isinstance(each, Moving)), None)
-        if alone is not None:
-            firsts.append(alone)
-        if any(now > each.ends_at for each in firsts):
-            self._too_slow()
+        firsts: list[InFlightMessage | SessionQueue] = [queue for queue in self._sessions.values() if queue.messages]
+        single = next((each for each in self._waiting if isinstance(each, InFlightMessage)), None)
+        if single is not None:
+            firsts.append(single)
+        if any(now > each.send_by for each in firsts):
+            self._fail_as_too_slow()
 
-    def _too_slow(self) -> None:
-        self.failed(LinkError("com.microsoft:timeout", "it takes messages more slowly than their locks last"))
+    def _fail_as_too_slow(self) -> None:
+        self.fail(LinkError("com.microsoft:timeout", "it takes messages more slowly than their locks last"))
 
 
 def _is_for_good(error: LinkError) -> bool:
-    """Whether no retry mends it. That a connection was lost is never a destination's own fault."""
+    """Return True if no retry helps; a lost connection is never the destination's own fault."""
     return not isinstance(error, ConnectionLost) and refusal_of(error.condition) is Refusal.DEAD_LETTER

@@ -1,7 +1,7 @@
-"""One backlog queue, drained: pass after pass over it, until it is empty, or holds only what nobody takes now.
+"""The drain of one backlog queue: pass after pass, until it is empty or holds only messages that no destination takes.
 
-A pass (`passes.py`) is one go at the queue on connections of its own; connections that were lost are made anew by
-the next one, after a pause that grows while nothing is brought home.
+A pass (`drain_pass.py`) has connections of its own. If they are lost, the next pass opens others, after a pause that
+doubles while no message is moved.
 """
 
 from __future__ import annotations
@@ -16,64 +16,62 @@ from typing import TYPE_CHECKING, Any
 
 from pairbus.config import checks
 from pairbus.config.checks import Problems
-from pairbus.domain.outcome import Held, Outcome, QueueSummary
+from pairbus.domain.outcome import HeldCount, Outcome, QueueSummary
 from pairbus.options import Namespace
 from pairbus.runtime.bounded_call import call_in_thread
 
 from .completion import DrainGoal
-from .drain_pass import Pass
-from .flow_control import Pace, Rate
-from .in_flight import Moving
-from .journal_batcher import Journal, Writer
-from .lock_tracking import LONGEST_LOCK, Owed
-from .relaxed_gc import seldom_collected
+from .drain_pass import DrainPass
+from .flow_control import RateLimiter, SendWindow
+from .in_flight import InFlightMessage
+from .journal_batcher import JournalPort, JournalWriter
+from .lock_tracking import LONGEST_LOCK, LockedMessages
+from .pass_state import PassSchedule, PassState
+from .relaxed_gc import relaxed_gc
 
 if TYPE_CHECKING:
     from pairbus.config.syphon_config import SyphonConfig
 
 log = logging.getLogger("pairbus.syphon.drain")
 
-#: How often somebody is asked whether to stop.
+#: Seconds between two calls of `stop`, and between two checks of a pause.
 _STOP_SECONDS = 1.0
-_BEAT_SECONDS = 0.05
-#: After so many passes that brought nothing home a drain gives up; the longest pause between two of them.
-_FRUITLESS = 3
-#: How soon somebody who has seen nothing yet looks again.
-_LOOK_AGAIN_SECONDS = 5.0
-#: How many kinds of dead letters are told one by one.
-_TOLD = 20
-_LONGEST_PAUSE = 30.0
+_POLL_SECONDS = 0.05
+#: The longest wait for locks while no message was received yet: they may be shorter than the longest.
+_FIRST_LOCK_WAIT = 5.0
+#: Kinds of dead letters that are logged, each by its destination and reason.
+_LOGGED_KINDS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainOptions:
-    """How one queue is drained."""
+    """The options for the drain of one queue."""
 
-    #: How many messages may be in flight at the most (a quarter of it, where the namespaces are near), and how many
-    #: bytes; of bytes at times twice as many.
+    #: The most messages in flight (a quarter, where the namespaces are near), and their most bytes; at times twice as
+    #: many bytes.
     window_messages: int = 32_000
     window_bytes: int = 32 * 1024 * 1024
-    #: How many messages may be held back before the pass ends.
+    #: The number of held messages at which a pass ends.
     held_messages: int = 50_000
-    #: After so many seconds no new message is taken; None: until the queue is empty.
+    #: Seconds after which no new message is received; None: drain until the queue is empty.
     budget: float | None = 30.0
-    #: How many messages were there: these are to be moved, and not what comes meanwhile. None: whatever comes.
-    there: int | None = None
-    #: Pause between two passes over the queue.
+    #: The number of messages to move, those that are in the queue first. None: also those that are parked meanwhile.
+    goal: int | None = None
+    #: Seconds between two passes over the queue.
     retry_interval: float = 1.0
-    #: `deliver`, or `dead-letter` for a message whose life ended in the backlog.
+    #: `deliver` or `dead-letter`, for a message whose time to live ended in the backlog.
     late: str = "deliver"
-    #: Messages a second at the most.
+    #: The most messages a second.
     max_rate: float | None = None
-    #: How long a destination may leave a message unanswered.
+    #: Seconds that a destination may leave a message unanswered.
     answer_timeout: float = 15.0
-    #: Another drain of this queue was killed a moment ago, and may have left messages locked that nobody knows of:
-    #: sessions wait until such locks have ended.
+    #: True if another drain of this queue was killed a moment ago: messages of sessions wait until its locks, which
+    #: are unknown, have ended.
     after_a_kill: bool = False
 
     @classmethod
     def of(cls, config: SyphonConfig, **more: Any) -> DrainOptions:
-        """What a configuration says of it, and what it cannot know."""
+        """Return the options in a configuration, and `more` that it cannot know."""
         return cls(
             window_messages=config.window_messages,
             window_bytes=config.window_bytes,
@@ -95,6 +93,7 @@ class DrainOptions:
 
 
 def never() -> bool:
+    """Return False: the `stop` of a drain that is never stopped."""
     return False
 
 
@@ -104,22 +103,25 @@ def drain_queue(
     secondary: Namespace,
     event_hubs: Namespace | None = None,
     queue_index: int,
-    journal: Journal,
+    journal: JournalPort,
     options: DrainOptions | None = None,
     stop: Callable[[], bool] = never,
 ) -> QueueSummary:
-    """Drain one backlog queue until it is empty, the budget is over, or `stop` says so.
+    """Drain one backlog queue until it is empty, its goal is moved, the budget is over, or `stop` returns True.
 
-    Nothing that it meets makes it raise: the summary says what it was. A queue with nothing left but messages whose
-    destinations do not take them counts as empty, and one from which all that was there was moved (`there`).
+    Returns
+    -------
+    QueueSummary
+        The counts, and the error if there was one; a drain raises none. A queue that holds only held messages counts
+        as empty, and so does one whose goal was moved.
     """
     drain = Drain(primary, secondary, event_hubs, queue_index, journal, options or DrainOptions(), stop)
-    with seldom_collected():
+    with relaxed_gc():
         return asyncio.run(drain.run())
 
 
 class Drain:
-    """The passes over one backlog queue, and what they came to."""
+    """The passes over one backlog queue, with what they have in common: counts, windows, locks, the goal."""
 
     def __init__(
         self,
@@ -127,7 +129,7 @@ class Drain:
         secondary: Namespace,
         event_hubs: Namespace | None,
         queue_index: int,
-        journal: Journal,
+        journal: JournalPort,
         options: DrainOptions,
         stop: Callable[[], bool] = never,
     ) -> None:
@@ -135,102 +137,112 @@ class Drain:
         self.queue_index = queue_index
         self.journal = journal
         self.options = options
-        self.paces: dict[str, Pace] = {}
-        #: What a pass may not take yet, the next one may.
-        self.rate = Rate(options.max_rate, time.monotonic())
+        self.send_windows: dict[str, SendWindow] = {}
+        #: One for all passes, so that a new pass does not start with a full bucket.
+        self.rate_limiter = RateLimiter(options.max_rate, time.monotonic())
         self.received = self.delivered = self.dead_lettered = self.in_doubt = self.bytes = self.operations = 0
-        #: Messages that were held back and not delivered since: sequence number → destination, reason.
+        #: Messages that were held back and not settled since: sequence number -> destination and reason.
         self.held: dict[int, tuple[str, str]] = {}
-        #: Those of these reasons that are refusals of this syphon's own credential.
-        self.locked_out: set[str] = set()
-        #: Destination and reason → how many messages are dead-lettered, and what was said of the first.
-        self._refused: dict[tuple[str, str], tuple[int, str]] = {}
-        #: Messages that are locked by links that were lost.
-        self.owed = Owed()
-        #: Whether the first message is yet to come, and what lies before it may be locked.
-        self.suspects = options.after_a_kill
-        self.goal = None if options.there is None else DrainGoal(options.there)
+        #: Those of these reasons that refuse this syphon's credential.
+        self.credential_refusals: set[str] = set()
+        #: Destination and reason -> number of dead letters, and the description of the first.
+        self._dead_letters: dict[tuple[str, str], tuple[int, str]] = {}
+        self.locked = LockedMessages()
+        #: True until the first message is received, if what lies before it may be locked by a killed drain.
+        self._suspects_kill = options.after_a_kill
+        self._goal = None if options.goal is None else DrainGoal(options.goal)
         self._stop = stop
-        #: Whether it is to end, by its budget or because somebody says so; whether somebody does.
-        self.stopping = self._told = False
+        #: True once no new message is to be received; the second, only if `stop` has said so.
+        self.stopping = self._stop_requested = False
 
     async def run(self) -> QueueSummary:
-        begun = time.monotonic()
-        ends = None if self.options.budget is None else begun + self.options.budget
-        watch = asyncio.get_running_loop().create_task(self._watch(ends))
-        writer = Writer(self.journal)
-        error = await self._why_no_journal(writer)
-        is_ready = error is None
-        empty = False
-        fruitless = failures = 0
-        if self.suspects:  # until a message tells how long locks last, and whether there are sessions
-            self.owed.suspect(asyncio.get_running_loop().time(), LONGEST_LOCK)
-            self.owed.has_sessions = True
+        """Run passes until another one is of no use, or not wanted; return the summary."""
+        began = time.monotonic()
+        loop = asyncio.get_running_loop()
+        deadline = None if self.options.budget is None else began + self.options.budget
+        watch = loop.create_task(self._watch_for_stop(deadline))
+        writer = JournalWriter(self.journal)
         try:
-            while is_ready and not self.stopping:
-                before = self.delivered + self.dead_lettered
-                one = Pass(self, writer)
-                try:
-                    error = await one.run()
-                except Exception as unforeseen:  # a mistake of ours must not take a whole batch of queues along
-                    log.exception("the drain of backlog queue %d failed", self.queue_index)
-                    error = f"{type(unforeseen).__name__}: {unforeseen}"
-                empty = one.found_empty
-                moved = self.delivered + self.dead_lettered > before
-                fruitless = 0 if moved else fruitless + 1
-                failures = failures + 1 if error is not None and not moved else 0
-                if empty:
-                    self.owed.found_empty(asyncio.get_running_loop().time())
-                locked = self.owed.seconds(asyncio.get_running_loop().time())
-                if one.journal_failed or (one.is_crowded and not moved) or failures >= _FRUITLESS:
-                    break  # locks that failed passes leave behind are no reason to go on for ever
-                if fruitless >= _FRUITLESS and not locked:
-                    break
-                searching = self.held and any(pace.is_searching for pace in self.paces.values())
-                if empty and not locked and not searching and self._would_not_help(moved):
-                    break
-                pause = min(self.options.retry_interval * 2**fruitless, _LONGEST_PAUSE)
-                if self.suspects:  # nothing was seen yet: locks may be shorter than the longest
-                    locked = min(locked, _LOOK_AGAIN_SECONDS)
-                await self._rest(max(pause, locked) if empty or not moved else pause)
-            empty = empty and not self.owed.seconds(asyncio.get_running_loop().time())
-            await self._leave_in_order()
+            if self._suspects_kill:  # the first message will tell the lock duration and if there are sessions
+                self.locked.suspect_killed_drain(loop.time(), LONGEST_LOCK)
+                self.locked.has_sessions = True
+            last = PassState()
+            error = await self._journal_error(writer)
+            if error is None:
+                last, error = await self._run_passes(writer)
+            is_empty = last.found_empty and not self.locked.seconds_locked(loop.time())
+            await self._wait_for_order()
         finally:
             watch.cancel()
             writer.end()
-        return self._summary(time.monotonic() - begun, empty, error)
+        return self._summary(time.monotonic() - began, is_empty, error)
 
-    def _would_not_help(self, moved: bool) -> bool:
-        """Whether nothing is to be gained from another pass over a queue in which only what is held back is left."""
-        is_done = self.goal is not None and self.goal.pass_ended(self.held)
-        return is_done or not moved or not self.held
+    async def _journal_error(self, writer: JournalWriter) -> str | None:
+        """Return the error that keeps rows from being written.
 
-    async def _why_no_journal(self, writer: Writer) -> str | None:
-        """What keeps rows from being written. A message that is sent and cannot be recorded is not settled and comes
-        again: without this a full disk would deliver a window of messages again and again."""
+        A message that is sent and not recorded is not settled, so it is sent again: with a full disk each drain would
+        deliver a window of messages anew.
+        """
         try:
             await writer.prepare()
         except Exception as error:  # whatever a store raises
             return f"the journal cannot be written, so nothing is taken from the backlog: {error}"
         return None
 
-    def refused(self, destination: str, reason: str, said: str) -> None:
-        """A message goes to the dead-letter queue: told at the end, with the first one's words."""
-        if (destination, reason) in self._refused or len(self._refused) < _TOLD:
-            before, words = self._refused.get((destination, reason), (0, said))
-            self._refused[destination, reason] = before + 1, words
+    async def _run_passes(self, writer: JournalWriter) -> tuple[PassState, str | None]:
+        """Run passes; return the state and the error of the last one."""
+        loop = asyncio.get_running_loop()
+        schedule = PassSchedule(self.options.retry_interval)
+        last, error = PassState(), None
+        while not self.stopping:
+            before = self.delivered + self.dead_lettered
+            last, error = await self._run_pass(writer)
+            moved = self.delivered + self.dead_lettered > before
+            if last.found_empty:
+                self.locked.queue_was_empty(loop.time())
+            seconds_locked = self.locked.seconds_locked(loop.time())
+            if not last.allows_another_pass(moved) or (last.found_empty and self._is_done(moved, seconds_locked)):
+                break
+            pause = schedule.pause_after(
+                moved=moved,
+                failed=error is not None,
+                found_empty=last.found_empty,
+                seconds_locked=min(seconds_locked, _FIRST_LOCK_WAIT) if self._suspects_kill else seconds_locked,
+            )
+            if pause is None:
+                break
+            await self._pause(pause)
+        return last, error
 
-    def came(self, sequence: int, now: float, longest_lock: float) -> bool:
-        """A message has come, which says something of the others; whether it is the last that was there at first."""
-        if self.suspects:  # before the first of all is noted: what lies before it may be locked
-            self.suspects = False
-            self.owed.suspect(now, longest_lock)
-            self.owed.has_sessions = False  # that is seen from now on
-        self.owed.came(sequence)
-        return self.goal is not None and self.goal.received(sequence)
+    async def _run_pass(self, writer: JournalWriter) -> tuple[PassState, str | None]:
+        one = DrainPass(self, writer)
+        try:
+            state = await one.run()
+        except Exception as unforeseen:  # a defect must not take the drains of other queues along
+            log.exception("a pass over backlog queue %d failed; the drain goes on with another", self.queue_index)
+            return one.state, f"{type(unforeseen).__name__}: {unforeseen}"
+        return state, state.error
 
-    def left(self, message: Moving) -> None:
-        """A message has left the backlog, and the backlog has confirmed it."""
+    def _is_done(self, moved: bool, seconds_locked: float) -> bool:
+        """Return True if another pass over an empty queue, or one with held messages only, would move nothing."""
+        if seconds_locked or (self.held and any(window.is_isolating for window in self.send_windows.values())):
+            return False
+        goal_is_done = self._goal is not None and self._goal.pass_ended(self.held)
+        return goal_is_done or not moved or not self.held
+
+    # --- calls of the passes -----------------------------------------------------------------------------
+
+    def note_received(self, sequence: int, now: float, longest_lock_seconds: float) -> bool:
+        """Note a received message; return True if this pass has received all of the goal that it can get."""
+        if self._suspects_kill:  # only messages before this first one may be locked
+            self._suspects_kill = False
+            self.locked.suspect_killed_drain(now, longest_lock_seconds)
+            self.locked.has_sessions = False  # known from now on
+        self.locked.received(sequence)
+        return self._goal is not None and self._goal.received(sequence)
+
+    def note_settled(self, message: InFlightMessage) -> None:
+        """Count a message that has left the backlog, as the backlog has confirmed."""
         if self.held:
             self.held.pop(message.sequence, None)
         if message.outcome is Outcome.DELIVERED:
@@ -239,21 +251,28 @@ class Drain:
         elif message.outcome is Outcome.DEAD_LETTERED:
             self.dead_lettered += 1
 
-    async def _leave_in_order(self) -> None:
-        """Whoever drains the queue next must find it in its order: messages of sessions that a lost link has locked are
-        waited for, beyond the budget too, unless somebody wants an end."""
-        ends = time.monotonic() + self.owed.seconds_in_order(asyncio.get_running_loop().time())
-        while not self._told and time.monotonic() < ends:
-            await asyncio.sleep(_BEAT_SECONDS)
+    def count_dead_letter(self, destination: str, reason: str, description: str) -> None:
+        """Count a dead letter by destination and reason, for the log."""
+        if (destination, reason) in self._dead_letters or len(self._dead_letters) < _LOGGED_KINDS:
+            count, first = self._dead_letters.get((destination, reason), (0, description))
+            self._dead_letters[destination, reason] = count + 1, first
+
+    # --- the end -----------------------------------------------------------------------------------------
+
+    async def _wait_for_order(self) -> None:
+        """Wait, beyond the budget but not a stop, until another drain would receive every session in its order."""
+        deadline = time.monotonic() + self.locked.seconds_out_of_order(asyncio.get_running_loop().time())
+        while not self._stop_requested and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_SECONDS)
 
     def _summary(self, seconds: float, empty: bool, error: str | None) -> QueueSummary:
-        for (destination, reason), (count, said) in self._refused.items():
+        for (destination, reason), (count, description) in self._dead_letters.items():
             log.warning(
                 "queue %d: %d for %s go to its dead-letter queue (%s: %s)",
-                self.queue_index, count, destination, reason, said,
+                self.queue_index, count, destination, reason, description,
             )  # fmt: skip
         reasons = Counter(self.held.values())
-        refused = [(name, reason) for name, reason in reasons if reason in self.locked_out]
+        refused = [(name, reason) for name, reason in reasons if reason in self.credential_refusals]
         if refused and error is None:
             name, reason = min(refused)
             error = f"this syphon is not let in, see [primary] (or [event_hubs]): {name}: {reason}"
@@ -268,39 +287,46 @@ class Drain:
             operations=self.operations,
             seconds=seconds,
             empty=empty,
-            held_for=tuple(Held(name, reason, count) for (name, reason), count in sorted(reasons.items())),
+            held_for=tuple(HeldCount(name, reason, count) for (name, reason), count in sorted(reasons.items())),
             error=error,
         )
 
-    async def _rest(self, seconds: float) -> None:
-        ends = time.monotonic() + seconds
-        while not self.stopping and time.monotonic() < ends:
-            await asyncio.sleep(min(_BEAT_SECONDS, seconds))
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but not beyond a stop or the end of the budget."""
+        deadline = time.monotonic() + seconds
+        while not self.stopping and time.monotonic() < deadline:
+            await asyncio.sleep(min(_POLL_SECONDS, seconds))
 
-    async def _watch(self, ends: float | None) -> None:
-        """See when it is time to stop. Asking may mean reading a file far away, which may not answer: not on the loop,
-        and the budget does not wait for it."""
+    async def _watch_for_stop(self, deadline: float | None) -> None:
+        """Set `stopping` when the budget is over or `stop` returns True.
+
+        `stop` may read a file on a remote disk that does not answer, so it runs on a thread and the budget does not
+        wait for it.
+        """
         asking: asyncio.Task[bool] | None = None
         try:
             while True:
                 if asking is None and self._stop is not never:
                     asking = asyncio.get_running_loop().create_task(call_in_thread(self._stop, "pairbus-stop"))
-                left = _STOP_SECONDS if ends is None else max(min(ends - time.monotonic(), _STOP_SECONDS), 0.0)
-                looked = time.monotonic()
-                if asking is not None and (await asyncio.wait([asking], timeout=left))[0]:
-                    if self._says_stop(asking):
-                        self.stopping = self._told = True
+                began = time.monotonic()
+                seconds = _STOP_SECONDS if deadline is None else max(min(deadline - began, _STOP_SECONDS), 0.0)
+                if asking is not None and (await asyncio.wait([asking], timeout=seconds))[0]:
+                    if self._is_stop(asking):
+                        self.stopping = self._stop_requested = True
                         return
                     asking = None
-                await asyncio.sleep(max(looked + left - time.monotonic(), 0.0))
-                if ends is not None and time.monotonic() >= ends:
-                    self.stopping, ends = True, None
+                await asyncio.sleep(max(began + seconds - time.monotonic(), 0.0))
+                if deadline is not None and time.monotonic() >= deadline:
+                    self.stopping, deadline = True, None
         finally:
             if asking is not None:
                 asking.cancel()
 
-    def _says_stop(self, answer: asyncio.Task[bool]) -> bool:
-        if (error := answer.exception()) is not None:  # the budget still holds, and the next question may be answered
-            log.warning("whether to stop could not be asked: %s", error)
+    def _is_stop(self, answer: asyncio.Task[bool]) -> bool:
+        if (error := answer.exception()) is not None:
+            log.warning(
+                "queue %d: the stop request could not be read: %s; next attempt in %g s",
+                self.queue_index, error, _STOP_SECONDS,
+            )  # fmt: skip
             return False
         return answer.result()

@@ -1,160 +1,206 @@
-"""How much may be under way: to a destination, from a backlog queue, a second. Pure: the time comes in."""
+"""Flow control: the number of messages in flight to a destination and from a backlog queue, their rate, their locks.
+
+Pure: the time is an argument.
+"""
 
 from __future__ import annotations
 
-#: What is let into flight to a destination that nothing is known of.
-FIRST = 256
-_LEAST = 8
-#: How many times as many, once all of those were accepted.
+#: Messages in flight at first to a destination of which nothing is known yet.
+FIRST_WINDOW = 256
+_SMALLEST_WINDOW = 8
+#: The factor by which a send window grows once a whole window was accepted.
 _GROWTH = 4
-#: As many bytes are worth a message: of larger ones fewer may be in flight.
-_WORTH = 4096
-#: Unless that took longer. A destination, or a line, that has enough would take as many times as long, and what is not
-#: answered within 15 seconds is given up, and sent once more.
+#: Bytes that count as one message: fewer large messages are in flight.
+_MESSAGE_BYTES = 4096
+#: A window that took longer to be accepted does not grow. A destination, or a line, at its limit would take a larger
+#: window's time in proportion, and after 15 seconds without an answer messages are given up and sent again.
 _PROMPT_SECONDS = 3.0
 
 
-class Pace:
-    """How many messages may be in flight to one destination, large ones counted as several; pure, and kept from pass to
-    pass."""
+class SendWindow:
+    """The number of messages that may be in flight to one destination; a large message counts as several.
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self.limit = min(FIRST, most)
+    A drain keeps it from pass to pass.
+    """
+
+    def __init__(self, maximum: int) -> None:
+        self._maximum = maximum
+        self.limit = min(FIRST_WINDOW, maximum)
         self._accepted = 0
-        #: How many more go one by one.
-        self._alone = 0
+        #: Messages that are still to be sent one at a time.
+        self._to_isolate = 0
 
     def room(self, count: int, size: int) -> int:
-        """How many more may be sent while so many, and so many bytes of them, are in flight."""
-        return self.limit - (max(count, size // _WORTH) if self.limit < self._most else count)
+        """Return how many more messages may be sent while `count` of `size` bytes are in flight."""
+        return self.limit - (max(count, size // _MESSAGE_BYTES) if self.limit < self._maximum else count)
 
     def accepted(self, count: int = 1, seconds: float = 0.0, size: int = 0) -> None:
-        """The destination has taken so many, and so many bytes, so long after they were sent."""
-        if self.is_searching:
-            self._alone -= count
-        elif self.limit < self._most:
-            self._accepted += max(count, size // _WORTH)
+        """Note that `count` messages of `size` bytes were accepted `seconds` after they were sent."""
+        if self.is_isolating:
+            self._to_isolate -= count
+        elif self.limit < self._maximum:
+            self._accepted += max(count, size // _MESSAGE_BYTES)
             if self._accepted >= self.limit:
                 self._accepted = 0
                 if seconds <= _PROMPT_SECONDS:
-                    self.limit = min(self.limit * _GROWTH, self._most)
+                    self.limit = min(self.limit * _GROWTH, self._maximum)
 
     def refused(self) -> None:
-        """It is busy, full or gone: the next start is slower."""
-        self.limit = max(self.limit // 2, min(_LEAST, self._most)) if not self.is_searching else 1
+        """Note that the destination is busy, full or unreachable: the next pass starts with a smaller window."""
+        self.limit = 1 if self.is_isolating else max(self.limit // 2, min(_SMALLEST_WINDOW, self._maximum))
         self._accepted = 0
 
     @property
-    def is_searching(self) -> bool:
-        """Whether messages go one by one, to see which of them it is that ends the link."""
-        return self._alone > 0
+    def is_isolating(self) -> bool:
+        """True while messages are sent one at a time, to find the one at which the service ends the link."""
+        return self._to_isolate > 0
 
-    def one_by_one(self, count: int) -> None:
-        """One among so many has ended the link: each of them is the only one in flight when they come again."""
-        self._alone, self.limit, self._accepted = count, 1, 0
+    def isolate(self, count: int) -> None:
+        """Send the next `count` messages one at a time: one of them has ended the link."""
+        self._to_isolate, self.limit, self._accepted = count, 1, 0
 
 
-class Rate:
-    """At most so many messages a second, spread evenly: a bucket that holds a tenth of a second's worth, and one. It
-    begins with that one: however small the rate and however short the drain, something moves."""
+class RateLimiter:
+    """A token bucket: at most so many messages a second, spread evenly.
+
+    It holds a tenth of a second's messages and one. It starts with that one, so that the smallest rate moves a message
+    in the shortest drain.
+    """
 
     def __init__(self, per_second: float | None, now: float) -> None:
         self._per_second = per_second
-        self._room = 1.0
-        self._at = now
+        self._tokens = 1.0
+        self._filled_at = now
 
     def take(self, wanted: int, now: float) -> int:
-        """How many of the wanted ones may go now."""
+        """Return how many of the wanted messages may be received now."""
         if self._per_second is None:
             return wanted
-        most = self._per_second / 10 + 1
-        self._room = min(self._room + (now - self._at) * self._per_second, most)
-        self._at = now
-        given = min(wanted, int(self._room))
-        self._room -= given
-        return given
+        capacity = self._per_second / 10 + 1
+        self._tokens = min(self._tokens + (now - self._filled_at) * self._per_second, capacity)
+        self._filled_at = now
+        granted = min(wanted, int(self._tokens))
+        self._tokens -= granted
+        return granted
 
 
-class Window:
-    """How many messages of a backlog queue may be in flight: few, until it is seen that they are small, and how fast
-    they are settled; many times as many after each window's worth that was (which takes three round trips), up to the
-    limit, and never more than are settled in a quarter of the time that a lock lasts.
+class ReceiveWindow:
+    """The messages of a backlog queue that may be in flight, by number and by bytes.
 
-    What is enough next door is all that there is of it, unless the way is so long that more are needed to fill it: what
-    is in flight is what a crash repeats, and memory.
+    It starts small and grows with each window that was settled (three round trips), up to the maximum, and never beyond
+    what is settled in a quarter of a lock's time. A near destination needs no more than `_ENOUGH`; a far one gets as
+    many as fill the line. A larger window would cost memory, and repeats after a crash.
+
+    Parameters
+    ----------
+    maximum, maximum_bytes
+        Bounds of what is in flight. At times twice as many bytes are buffered.
     """
 
     _FIRST, _FIRST_SMALL = 64, 512
     _FIRST_BYTES = 4 * 1024 * 1024
     _ENOUGH = 8000
     _GROWTH = 16
-    _SHARE = 0.25
-    #: How many times what is settled while one message is sent, written down and settled: of its three round trips that
-    #: is two, and messages come in bursts. At 50 ms three times filled nine tenths of the pipe, seven all of it.
+    _LOCK_SHARE = 0.25
+    #: The window is so many times what is settled during one message's trip. Two of the three round trips are in the
+    #: trip, and messages come in bursts: at 50 ms a factor of three filled 90 % of the line, seven all of it.
     _SLACK = 7.5
+    #: Credit is granted for a sixteenth of the window at once, to save frames.
+    _LEAST_SHARE = 16
 
-    def __init__(self, most: int, now: float) -> None:
-        self._most = most
-        self.size = min(self._FIRST, most)
+    def __init__(self, maximum: int, maximum_bytes: int, now: float) -> None:
+        self._maximum = maximum
+        self._maximum_bytes = maximum_bytes
+        self.size = min(self._FIRST, maximum)
+        #: Bytes of messages that no destination has accepted yet.
+        self.buffered_bytes = 0
+        self._mean_bytes = 0.0
         self._settled = 0
         self._since = now
-        #: The shortest time that it took from sending a message until it was settled.
-        self._trip: float | None = None
+        #: The shortest time from sending a message until it was settled.
+        self._shortest_trip: float | None = None
 
-    def sized(self, size: int) -> None:
-        """The first message is so large: a few megabytes of such may come before one was settled."""
-        self.size = max(self.size, min(self._FIRST_SMALL, self._FIRST_BYTES // max(size, 1), self._most))
+    def received(self, received_bytes: int, buffered_bytes: int) -> None:
+        """Note a received message, and the bytes of it that are kept; the first one tells how many may follow."""
+        self.buffered_bytes += buffered_bytes
+        if self._mean_bytes:
+            self._mean_bytes += (received_bytes - self._mean_bytes) / 32
+        else:
+            self._mean_bytes = received_bytes
+            small = min(self._FIRST_SMALL, self._FIRST_BYTES // max(received_bytes, 1), self._maximum)
+            self.size = max(self.size, small)
 
     def settled(self, now: float, lock_seconds: float, trip: float | None = None) -> None:
-        """One message was settled, so long after it was sent."""
-        if trip is not None and (self._trip is None or trip < self._trip):
-            self._trip = trip
+        """Note a settled message, and the seconds since it was sent."""
+        if trip is not None and (self._shortest_trip is None or trip < self._shortest_trip):
+            self._shortest_trip = trip
         self._settled += 1
         if self._settled < self.size:
             return
         rate = self._settled / max(now - self._since, 1e-6)
-        useful = max(self._ENOUGH, int(rate * (self._trip or 0.0) * self._SLACK))
-        in_time = int(rate * lock_seconds * self._SHARE)
-        self.size = max(min(self.size * self._GROWTH, self._most, useful, in_time), min(_LEAST, self._most))
+        useful = max(self._ENOUGH, int(rate * (self._shortest_trip or 0.0) * self._SLACK))
+        in_time = int(rate * lock_seconds * self._LOCK_SHARE)
+        smallest = min(_SMALLEST_WINDOW, self._maximum)
+        self.size = max(min(self.size * self._GROWTH, self._maximum, useful, in_time), smallest)
         self._settled, self._since = 0, now
 
+    def missing(self, in_flight: int, credit: int) -> int:
+        """Return how many more messages the service may send; 0 while they are too few to be worth a frame."""
+        window = self.size
+        if self._mean_bytes:
+            fitting = int((self._maximum_bytes - self.buffered_bytes) / self._mean_bytes)
+            window = min(window, max(fitting + in_flight, 1))
+        missing = window - in_flight - credit
+        return missing if missing > 0 and (missing * self._LEAST_SHARE >= window or not credit) else 0
 
-class LockClock:
-    """How long locks last, by the service's clock as far as it can be told from the messages."""
+    @property
+    def is_overfull(self) -> bool:
+        """True if so many bytes are buffered that the socket must not be read."""
+        return self.buffered_bytes > 2 * self._maximum_bytes
 
-    #: The shortest lock that is reckoned with, and the longest: backlog queues have a minute.
+    @property
+    def has_room(self) -> bool:
+        """True if so few bytes are buffered that the socket may be read again."""
+        return self.buffered_bytes <= self._maximum_bytes
+
+
+class ServiceClock:
+    """The service's clock and the duration of its locks, estimated from the messages that it sends."""
+
+    #: The shortest lock duration that is assumed, and the longest: backlog queues have a minute.
     RANGE = (5.0, 60.0)
-    #: The longest that the service gives.
+    #: The longest that the service grants.
     _LONGEST = 300.0
 
     def __init__(self) -> None:
-        #: How long a new lock lasts; 0 until a message was seen.
-        self.seconds = 0.0
-        #: How long it may last for all that is known: a lock that seems longer than a minute may be one, or this
-        #: machine's clock is behind.
-        self.longest = 0.0
+        #: The duration of a new lock; 0 until a message was seen.
+        self.lock_seconds = 0.0
+        #: The longest possible duration of a lock: one that seems longer than a minute may be, or this machine's clock
+        #: is behind.
+        self.longest_lock_seconds = 0.0
         self._offset = 0.0
 
-    def left(self, locked_until: int | None, now: float) -> float:
-        """Seconds that a lock still lasts, which the service says ends at that time (in milliseconds since 1970)."""
-        least, most = self.RANGE
+    def lock_left(self, locked_until: int | None, now: float) -> float:
+        """Return the seconds until a lock ends, which the service gives in milliseconds since 1970."""
+        shortest, longest = self.RANGE
         if locked_until is None:
-            return most
-        if not self.seconds:
+            return longest
+        if not self.lock_seconds:
             seems = locked_until / 1000 - now
-            # A lock that seems to have ended is new all the same: this machine's clock is ahead, nobody knows how far.
-            self.seconds = most if seems <= 0 else min(max(seems, least), most)
-            self.longest = max(self.seconds, min(seems, self._LONGEST))
-            self._offset = seems - self.seconds
-        # More than that says that this machine's clock was set back meanwhile.
-        return min(locked_until / 1000 - self.now(now), self.seconds)
+            # A new lock that seems to have ended shows a clock that is ahead by an unknown time.
+            self.lock_seconds = longest if seems <= 0 else min(max(seems, shortest), longest)
+            self.longest_lock_seconds = max(self.lock_seconds, min(seems, self._LONGEST))
+            self._offset = seems - self.lock_seconds
+        # A longer time shows that this machine's clock was set back meanwhile.
+        return min(locked_until / 1000 - self.time(now), self.lock_seconds)
 
-    def since(self, when: int, now: float) -> float:
-        """Seconds since a time (in milliseconds since 1970), by both clocks: the service's is only known as well as it
-        is known how long a lock lasts."""
-        return min(self.now(now), now) - when / 1000
+    def seconds_since(self, when: int, now: float) -> float:
+        """Return the seconds since a time in milliseconds since 1970, by the clock that shows fewer.
 
-    def now(self, now: float) -> float:
-        """The time by the service's clock; as this machine's until a message was seen, or a lock tells otherwise."""
+        The estimate of the service's clock is no better than that of the lock duration.
+        """
+        return min(self.time(now), now) - when / 1000
+
+    def time(self, now: float) -> float:
+        """Return the time by the service's clock; until a message was seen, this machine's."""
         return now + self._offset

@@ -1,4 +1,4 @@
-"""Rows on their way to the journal, committed in groups: while one group is being written, the next one gathers."""
+"""Rows on their way to the journal: while one batch is being written, the next one gathers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from pairbus.domain.outcome import Row, Rows
 from pairbus.runtime import bounded_call as bounds
 from pairbus.runtime.bounded_call import CallThread, deadline
 
-from .in_flight import Moving
+from .in_flight import InFlightMessage
 
 
-class Journal(Protocol):
-    """Where rows are made durable."""
+class JournalPort(Protocol):
+    """A journal as a drain uses it: `write` returns once the rows are durable."""
 
     def prepare(self) -> None: ...
     def write(self, rows: Rows) -> None: ...
 
 
-class Writer:
-    """A journal, called by one thread: rows are written in the order that they were decided in. A call that does not
-    end in time has failed, and its thread is left behind."""
+class JournalWriter:
+    """A journal, called from one thread, in the order in which rows were decided.
 
-    def __init__(self, journal: Journal) -> None:
+    A call that exceeds its deadline has failed, and its thread is left behind.
+    """
+
+    def __init__(self, journal: JournalPort) -> None:
         self._journal = journal
         self._thread = CallThread("pairbus-journal")
 
@@ -49,46 +51,54 @@ class Writer:
         self._thread.close()
 
 
-class Books:
-    """What is to be written of one pass. `on_written` gets the messages whose rows are durable, to be settled."""
+class JournalBatcher:
+    """The rows of one pass, written in batches.
+
+    Parameters
+    ----------
+    on_written
+        Called with the messages whose rows are durable, to settle them.
+    on_failed
+        Called once, with the error, if the journal cannot be written; nothing more is written then.
+    """
 
     def __init__(
         self,
-        writer: Writer,
-        on_written: Callable[[list[Moving]], None],
+        writer: JournalWriter,
+        on_written: Callable[[list[InFlightMessage]], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
         self._writer = writer
         self._on_written, self._on_failed = on_written, on_failed
         self._loop = asyncio.get_running_loop()
-        self._rows, self._decided = list[Row](), list[Moving]()
+        self._rows, self._to_settle = list[Row](), list[InFlightMessage]()
         self._writing: asyncio.Task[None] | None = None
-        #: Whether the journal could not be written: from then on nothing more is.
+        #: True once a batch could not be written.
         self.failed = False
 
-    def note(self, message: Moving, outcome: str, reason: str | None) -> None:
-        """A row about a message."""
-        parked_at, now, size = message.parked_at, int(time.time() * 1000), message.size or message.received
-        name, count = message.destination, message.delivered_count
+    def add_row(self, message: InFlightMessage, outcome: str, reason: str | None) -> None:
+        """Add a row about a message that stays in the backlog."""
+        parked_at, now, size = message.parked_at, int(time.time() * 1000), message.size or message.received_size
+        name, count = message.destination, message.delivery_count
         self._rows.append(
             (message.sequence, message.message_id, message.session, name, outcome, reason, parked_at, now, size, count)
         )
 
-    def decide(self, message: Moving, outcome: str, reason: str | None) -> None:
-        """A row about a message that is to be settled once the row is durable."""
-        self.note(message, outcome, reason)
-        self._decided.append(message)
+    def add_decided(self, message: InFlightMessage, outcome: str, reason: str | None) -> None:
+        """Add a row about a message that is to be settled once the row is durable."""
+        self.add_row(message, outcome, reason)
+        self._to_settle.append(message)
 
     def commit(self) -> None:
-        """Make the rows durable, unless others are being written just now: their end begins the next."""
+        """Start to write the rows, unless a batch is being written: the next one starts when it ends."""
         if self._writing is not None or self.failed or not self._rows:
             return
-        rows, decided = self._rows, self._decided
-        self._rows, self._decided = [], []
+        rows, to_settle = self._rows, self._to_settle
+        self._rows, self._to_settle = [], []
         self._writing = self._loop.create_task(self._writer.write(rows))
-        self._writing.add_done_callback(lambda done: self._committed(done, decided))
+        self._writing.add_done_callback(lambda done: self._committed(done, to_settle))
 
-    def _committed(self, done: asyncio.Task[None], decided: list[Moving]) -> None:
+    def _committed(self, done: asyncio.Task[None], to_settle: list[InFlightMessage]) -> None:
         self._writing = None
         if done.cancelled():
             self.failed = True
@@ -96,10 +106,10 @@ class Books:
             self.failed = True
             self._on_failed(error)
         else:
-            self._on_written(decided)
+            self._on_written(to_settle)
 
-    async def written(self) -> None:
-        """Wait until all rows are durable, or cannot be made so."""
+    async def flush(self) -> None:
+        """Wait until all rows are durable, or cannot be written."""
         while (self._rows or self._writing is not None) and not self.failed:
             self.commit()
             if self._writing is not None:

@@ -1,68 +1,85 @@
-"""Messages that a pass has left locked: a link was lost before they were settled, or nobody confirmed it, or they were
-on their way and never came.
+"""Messages that earlier passes have left locked: the link was lost before they were settled, or while they were sent.
 
-The service gives them out again when their locks have ended, not before. Until then later messages of their sessions
-would overtake them, and a queue that gives out nothing is not known to be empty. Messages come in the order of their
-sequence numbers, which have no gaps: so one that never came shows as a gap. Pure: the time comes in.
+The service hands them out again when their locks end. Until then later messages of their sessions would overtake them,
+and a queue that returns nothing is not known to be empty. A queue hands messages out in the order of their sequence
+numbers, which have no gaps, so a gap shows a message that was sent and never received. Pure: the time is an argument.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-#: A session of a destination.
-Session = tuple[str, str]
-#: Clocks and locks are not that exact.
+if TYPE_CHECKING:
+    from .in_flight import InFlightMessage
+
+#: A destination's name in lower case, and a session id.
+SessionKey = tuple[str, str]
+#: Clocks and locks are not exact.
 _MARGIN_SECONDS = 1.0
-#: As long as a lock of a backlog queue lasts; longer than nearly any other's.
+#: The lock duration of a backlog queue; few queues of others have a longer one.
 LONGEST_LOCK = 60.0
 
 
-class Owed:
-    """What one drain knows, or must suspect, to be locked by links of its own that are gone."""
+class LockedMessages:
+    """The messages that one drain knows, or must suspect, to be locked by links that are gone."""
 
     def __init__(self) -> None:
-        #: What came and was not settled; with its session if others must not overtake it.
-        self._messages: dict[int, Session | None] = {}
-        self._sessions: dict[Session, set[int]] = {}
-        #: Whether more may be locked that never came, and whether a gap in this pass must be taken for that.
-        self._unseen = self._wary = False
-        #: All sequence numbers up to this have come, or are nobody's concern.
+        #: Messages that were received and not settled: sequence number -> session that others must not overtake.
+        self._messages: dict[int, SessionKey | None] = {}
+        self._sessions: dict[SessionKey, set[int]] = {}
+        #: Sessions of which the running pass sends nothing more.
+        self._blocked: set[SessionKey] = set()
+        #: True if messages that were never received may be locked; the second, if this pass must suspect each gap.
+        self._unseen = self._suspects_gaps = False
+        #: All sequence numbers up to this one were received, or need not be waited for.
         self._reached = 0
-        #: When all locks have ended; how long they last, while the service was not heard since the link was lost.
+        #: The time when all locks have ended, and how long they last if the service was not reached since.
         self._until = self._lasting = 0.0
-        self._lock = LONGEST_LOCK
-        #: Whether the queue has messages of sessions, as far as was seen.
+        self._lock_seconds = LONGEST_LOCK
+        #: True if messages of sessions were seen in the queue.
         self.has_sessions = False
 
-    def left(self, now: float, lock: float, messages: Sequence[tuple[int, Session | None]], unseen: bool) -> None:
-        """A pass is over; these are not settled, and more may have been on their way. Locks last `lock` seconds, or
-        as long as before where that is 0."""
-        self._lock = lock or self._lock
-        if not messages and not unseen:
+    def pass_began(self, now: float) -> None:
+        """Note that the queue is reached again: a service that was frozen may have locked messages until just now."""
+        self._blocked.clear()
+        self._until, self._lasting = max(self._until, now + self._lasting if self._lasting else 0.0), 0.0
+        self._unseen = self._suspects_gaps = self._unseen and now < self._until
+
+    def pass_ended(
+        self, now: float, lock_seconds: float, unsettled: Sequence[tuple[int, SessionKey | None]], unseen: bool
+    ) -> None:
+        """Note the messages that a pass has left locked.
+
+        Parameters
+        ----------
+        lock_seconds
+            The duration of a lock; 0 if the pass has not seen one, then that of an earlier pass counts.
+        unsettled
+            Sequence number and session of each message that was received and not settled. No session: it was sent.
+        unseen
+            True if the service may have sent messages that were not received.
+        """
+        self._lock_seconds = lock_seconds or self._lock_seconds
+        if not unsettled and not unseen:
             return
-        for sequence, session in messages:
+        for sequence, session in unsettled:
             self._forget(sequence)
             self._messages[sequence] = session
             if session is not None:
                 self._sessions.setdefault(session, set()).add(sequence)
         self._unseen = self._unseen or unseen
-        self._lasting = self._lock + _MARGIN_SECONDS
+        self._lasting = self._lock_seconds + _MARGIN_SECONDS
         self._until = now + self._lasting
 
-    def begin(self, now: float) -> None:
-        """The queue is reached again: a service that was frozen may have locked messages until just now."""
-        self._until, self._lasting = max(self._until, now + self._lasting if self._lasting else 0.0), 0.0
-        self._unseen = self._wary = self._unseen and now < self._until
+    def suspect_killed_drain(self, now: float, lock_seconds: float) -> None:
+        """Note that another drain of the queue was killed: it may have locked any message that was not received yet."""
+        self._unseen = self._suspects_gaps = True
+        self._until = now + lock_seconds + _MARGIN_SECONDS
 
-    def suspect(self, now: float, lock: float) -> None:
-        """A process that drained this queue was killed: anything before what comes may be locked by it."""
-        self._unseen = self._wary = True
-        self._until = now + lock + _MARGIN_SECONDS
-
-    def came(self, sequence: int) -> None:
-        """A message was received."""
-        if not self._wary:
+    def received(self, sequence: int) -> None:
+        """Note a received message."""
+        if not self._suspects_gaps:
             self._reached = max(self._reached, sequence)
         elif sequence == self._reached + 1:
             self._reached = sequence
@@ -77,28 +94,36 @@ class Owed:
             if not numbers:
                 del self._sessions[session]
 
-    @property
-    def is_any(self) -> bool:
-        """Whether anything may block anything."""
-        return self._wary or bool(self._sessions)
+    def blocks(self, message: InFlightMessage) -> bool:
+        """Return True if an earlier message of its session is locked, or may be: then the pass sends none of it.
 
-    def blocks(self, session: Session, sequence: int) -> bool:
-        """Whether an earlier message of the session is, or may be, still to come."""
-        if self._wary and sequence > self._reached:
-            return True
-        return any(number < sequence for number in self._sessions.get(session, ()))
+        The message must have a session.
+        """
+        self.has_sessions = True
+        if not (self._blocked or self._sessions or self._suspects_gaps):
+            return False
+        session = message.session_key
+        assert session is not None
+        if session not in self._blocked:
+            sequence = message.sequence
+            behind_gap = self._suspects_gaps and sequence > self._reached
+            if not behind_gap and not any(number < sequence for number in self._sessions.get(session, ())):
+                return False
+            self._blocked.add(session)
+        return True
 
-    def found_empty(self, now: float) -> None:
-        """Nothing is there; what has not come again although its lock has ended was settled after all."""
+    def queue_was_empty(self, now: float) -> None:
+        """Forget what was not received again although its lock has ended: it was settled after all."""
         if now >= self._until:
             self._messages.clear()
             self._sessions.clear()
-            self._unseen = self._wary = False
+            self._blocked.clear()
+            self._unseen = self._suspects_gaps = False
 
-    def seconds(self, now: float) -> float:
-        """How long it takes until all locks have ended."""
+    def seconds_locked(self, now: float) -> float:
+        """Return the seconds until all locks have ended; 0 if none is left."""
         return max(self._until - now, 0.0) if self._messages or self._unseen else 0.0
 
-    def seconds_in_order(self, now: float) -> float:
-        """The same, if there is anything that others must not overtake."""
-        return self.seconds(now) if self._sessions or (self._unseen and self.has_sessions) else 0.0
+    def seconds_out_of_order(self, now: float) -> float:
+        """Return the seconds until another drain of the queue would receive every session in its order."""
+        return self.seconds_locked(now) if self._sessions or (self._unseen and self.has_sessions) else 0.0

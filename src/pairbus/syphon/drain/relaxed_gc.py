@@ -1,4 +1,4 @@
-"""Python's garbage collector, while messages are on the move."""
+"""Python's garbage collector, relaxed while messages are on the move."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: So many objects more than there were, before it looks: a window of messages, and what belongs to them.
+#: Objects that are allocated before the collector runs: a window of messages, with what belongs to them.
 _THRESHOLD = 200_000
 
 
 @contextmanager
-def seldom_collected() -> Iterator[None]:
-    """For a process that does nothing but drain.
+def relaxed_gc() -> Iterator[None]:
+    """Run the garbage collector rarely, in a process that does nothing but drain.
 
-    A drain has tens of thousands of objects that live for a fraction of a second, and none of them refers back to
-    itself. The collector would walk over them again and again and find nothing, for a tenth of the CPU time.
+    A drain has tens of thousands of objects that live for a fraction of a second and form no cycles. The collector
+    would spend a tenth of the CPU time on walking over them. A collector that is switched off or relaxed further is
+    left as it is.
     """
     before = gc.get_threshold()
     if not gc.isenabled() or before[0] >= _THRESHOLD:

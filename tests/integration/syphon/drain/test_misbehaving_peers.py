@@ -18,9 +18,7 @@ from pairbus import Namespace
 from pairbus.domain.envelope import park
 from pairbus.syphon.amqp import cbs
 from pairbus.syphon.amqp.cbs import Token
-from pairbus.syphon.drain import completion
-from pairbus.syphon.drain import drain_pass as passes
-from pairbus.syphon.drain import lock_tracking as owed
+from pairbus.syphon.drain import completion, drain_pass, lock_tracking
 from tests.integration.sending.test_credentials import Entra
 from tests.support.amqp_connections import plain_namespace
 from tests.support.backlog import Backlog, Remembering, encoded, numbered
@@ -236,9 +234,9 @@ def test_a_backlog_that_does_not_say_whether_it_is_empty_is_not_called_empty(
     pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A service that is silent when asked has not said that nothing is there."""
-    monkeypatch.setattr(owed, "LONGEST_LOCK", 0.5)  # what it may have sent is waited for
+    monkeypatch.setattr(lock_tracking, "LONGEST_LOCK", 0.5)  # what it may have sent is waited for
     monkeypatch.setattr(completion, "ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr(passes, "_FAREWELL_SECONDS", 0.2)
+    monkeypatch.setattr(drain_pass, "CONFIRM_SECONDS", 0.2)
     with Peer() as peer:
         summary = backlog.drain(secondary=peer.namespace, budget=60.0)
     assert not summary.empty
@@ -246,9 +244,9 @@ def test_a_backlog_that_does_not_say_whether_it_is_empty_is_not_called_empty(
 
 
 def test_a_service_that_settles_by_itself(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message whose lock the service ends without being asked arrives, and is in doubt: nobody confirms the rest."""
+    """A message whose lock the service ends by itself arrives, and is in doubt: no settlement is confirmed."""
     monkeypatch.setattr(completion, "ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr(passes, "_FAREWELL_SECONDS", 0.2)
+    monkeypatch.setattr(drain_pass, "CONFIRM_SECONDS", 0.2)
     queue = pair.queue()
     parked = [park(each, queue, "id") for each in numbered(5)]
     pair.primary.faults.latency(0.1, queue)

@@ -1,4 +1,4 @@
-"""What a drain takes upon itself has bounds: so many messages, so many bytes, and no lock longer than it lasts."""
+"""Limits of a drain: messages and bytes in flight, and locks that never end while a message is held."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from pairbus.syphon.amqp.connection import Connection
 from pairbus.syphon.amqp.link import LinkError, Receiver, Sender
-from pairbus.syphon.drain.drain_pass import Pass
-from pairbus.syphon.drain.in_flight import Moving
+from pairbus.syphon.drain.drain_pass import DrainPass
+from pairbus.syphon.drain.in_flight import InFlightMessage
 from tests.support.backlog import Backlog, encoded, numbered
 from tests.support.pairing import Pair
 
@@ -20,7 +20,7 @@ LOCK = timedelta(seconds=10)
 
 
 class Watch:
-    """What a drain has upon itself, not by its own reckoning."""
+    """The messages, bytes and credit of a drain, counted from outside."""
 
     def __init__(self) -> None:
         #: How many messages might still come each time that more were asked for; the most that came to or might.
@@ -30,13 +30,13 @@ class Watch:
         self.most_bytes = 0
         #: What the backlog said of settlements that came too late.
         self.locks_lost: list[str] = []
-        self._kept: list[Moving] = []
+        self._kept: list[InFlightMessage] = []
 
     def asked(self, receiver: Receiver) -> None:
         self.credits.append(receiver.credit)
         self.most_messages = max(self.most_messages, receiver.credit + len(receiver.unsettled()))
 
-    def came(self, message: Moving) -> None:
+    def came(self, message: InFlightMessage) -> None:
         self._kept = [each for each in (*self._kept, message) if each.message]
         self.most_bytes = max(self.most_bytes, sum(len(each.message) for each in self._kept))
 
@@ -47,35 +47,35 @@ class Watch:
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
-    """Sees what the drains of a test ask for, get and give back."""
+    """Record the credit, messages and confirmations of the drains of a test."""
     made = Watch()
-    allow, on_message, on_confirmed = Receiver.allow, Pass.on_message, Pass.on_confirmed
+    allow, on_message, on_confirmed = Receiver.allow, DrainPass.on_message, DrainPass.on_confirmed
 
     def allowed(self: Receiver, more: int) -> None:
         allow(self, more)
-        if isinstance(self._events, Pass):
+        if isinstance(self._events, DrainPass):
             made.asked(self)
 
-    def came(self: Pass, delivery: Any, raw: bytes) -> Moving:
+    def came(self: DrainPass, delivery: Any, raw: bytes) -> InFlightMessage:
         message = on_message(self, delivery, raw)
         made.came(message)
         return message
 
-    def confirmed(self: Pass, message: Moving, state: int, error: LinkError | None) -> None:
+    def confirmed(self: DrainPass, message: InFlightMessage, state: int, error: LinkError | None) -> None:
         made.confirmed(error)
         on_confirmed(self, message, state, error)
 
     monkeypatch.setattr(Receiver, "allow", allowed)
-    monkeypatch.setattr(Pass, "on_message", came)
-    monkeypatch.setattr(Pass, "on_confirmed", confirmed)
+    monkeypatch.setattr(DrainPass, "on_message", came)
+    monkeypatch.setattr(DrainPass, "on_confirmed", confirmed)
     return made
 
 
 # --- messages and bytes --------------------------------------------------------------------------------------------
 
 
-def test_no_more_messages_are_taken_than_the_window_allows(pair: Pair, backlog: Backlog, watch: Watch) -> None:
-    """What has come and what may come is a window's worth at the most, and all of it is used."""
+def test_messages_in_flight_stay_within_the_window(pair: Pair, backlog: Backlog, watch: Watch) -> None:
+    """Messages received and credit together never exceed the window, and all of it is used."""
     queue = pair.queue()
     backlog.park(queue, *numbered(300))
     pair.primary.faults.latency(0.02, queue)
@@ -84,8 +84,8 @@ def test_no_more_messages_are_taken_than_the_window_allows(pair: Pair, backlog: 
     assert watch.most_messages == 50
 
 
-def test_no_more_bytes_are_read_than_the_window_allows(pair: Pair, backlog: Backlog, watch: Watch) -> None:
-    """While a destination takes nothing the socket is not read: memory follows the window, not what is in the queue."""
+def test_bytes_in_memory_stay_within_the_window(pair: Pair, backlog: Backlog, watch: Watch) -> None:
+    """The socket is paused while a destination takes nothing: memory follows the window, not the queue."""
     queue = pair.queue()
     backlog.park(queue, *(encoded(b"x" * 200_000, id=f"m{number}") for number in range(40)))
     pair.primary.faults.black_hole(queue)
@@ -97,8 +97,8 @@ def test_no_more_bytes_are_read_than_the_window_allows(pair: Pair, backlog: Back
     assert watch.most_bytes < 3_000_000
 
 
-def test_no_more_bytes_are_asked_for_than_the_window_allows(pair: Pair, backlog: Backlog, watch: Watch) -> None:
-    """Once it is known how large messages are, only as many may come as have room: the others are not even locked."""
+def test_credit_stays_within_the_window_of_bytes(pair: Pair, backlog: Backlog, watch: Watch) -> None:
+    """Once the size of messages is known, credit is granted for those that have room; no others are locked."""
     queue = pair.queue()
     backlog.park(queue, *(encoded(b"x" * 20_000, id=f"m{number}") for number in range(150)))
     summary = backlog.drain(window_bytes=100_000)
@@ -110,8 +110,8 @@ def test_no_more_bytes_are_asked_for_than_the_window_allows(pair: Pair, backlog:
 # --- locks ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_held_is_given_back_before_its_lock_ends(pair: Pair, backlog: Backlog, watch: Watch) -> None:
-    """A pass over much that flows may take longer than the locks of what is held back in it: none of them is lost."""
+def test_held_messages_are_given_back_before_their_locks_end(pair: Pair, backlog: Backlog, watch: Watch) -> None:
+    """A long pass over other messages outlasts the locks of held ones: none of them is lost."""
     ill, well = pair.queue(), pair.queue()
     backlog.make(lock_duration=LOCK)
     backlog.park(ill, *numbered(3))
@@ -127,9 +127,9 @@ def test_what_is_held_is_given_back_before_its_lock_ends(pair: Pair, backlog: Ba
     assert pair.arrived(well) == 24
 
 
-def test_what_is_given_back_and_comes_again_keeps_no_pass_going(pair: Pair, backlog: Backlog, watch: Watch) -> None:
-    """A destination that was busy once, and more for it than come in the time of a lock: a pass in which nothing moves
-    any more ends, though it has no budget, and the next one delivers."""
+def test_a_pass_that_receives_only_held_messages_ends(pair: Pair, backlog: Backlog, watch: Watch) -> None:
+    """A destination was busy once, and more messages are held than are received in a lock's time: the pass ends without
+    a budget, and the next one delivers."""
     queue = pair.queue()
     backlog.make(lock_duration=LOCK)
     backlog.park(queue, *numbered(150))
@@ -140,8 +140,8 @@ def test_what_is_given_back_and_comes_again_keeps_no_pass_going(pair: Pair, back
     assert watch.locks_lost == []
 
 
-def test_what_waits_is_given_back_before_its_lock_ends(pair: Pair, backlog: Backlog, watch: Watch) -> None:
-    """A destination that does not even open a link: its messages go back in time, and none comes twice."""
+def test_waiting_messages_are_given_back_before_their_locks_end(pair: Pair, backlog: Backlog, watch: Watch) -> None:
+    """A destination opens no link: its messages are given back in time, and none arrives twice."""
     queue = pair.queue()
     backlog.make(lock_duration=LOCK)
     backlog.park(queue, *numbered(6))
@@ -156,8 +156,8 @@ def test_what_waits_is_given_back_before_its_lock_ends(pair: Pair, backlog: Back
     assert pair.bodies(queue) == [f"m{number}" for number in range(6)]
 
 
-def test_what_is_not_answered_is_given_back_before_its_lock_ends(pair: Pair, backlog: Backlog, watch: Watch) -> None:
-    """A destination that takes messages and says nothing: they are in doubt, and go back in time."""
+def test_unanswered_messages_are_given_back_before_their_locks_end(pair: Pair, backlog: Backlog, watch: Watch) -> None:
+    """A destination answers nothing: its messages are in doubt, and given back in time."""
     queue = pair.queue()
     backlog.make(lock_duration=2 * LOCK)  # given back when three seconds of it are left
     backlog.park(queue, *numbered(6))
@@ -170,9 +170,9 @@ def test_what_is_not_answered_is_given_back_before_its_lock_ends(pair: Pair, bac
     assert backlog.drain().delivered == 6
 
 
-def test_a_slow_destination_gets_nothing_twice(pair: Pair, backlog: Backlog, watch: Watch) -> None:
-    """A session that takes longer than its messages may wait in line: what was sent in the last moment is waited for,
-    the rest comes with the next pass, and nothing is in doubt."""
+def test_a_slow_destination_gets_no_message_twice(pair: Pair, backlog: Backlog, watch: Watch) -> None:
+    """A session takes longer than its messages may wait: answers to those in flight are waited for, the rest follows in
+    the next pass, and nothing is in doubt."""
     slow, well = pair.queue(), pair.queue()
     backlog.make(lock_duration=2 * LOCK)
     backlog.park(well, *numbered(300))  # so that much is let come
@@ -185,11 +185,11 @@ def test_a_slow_destination_gets_nothing_twice(pair: Pair, backlog: Backlog, wat
     assert (pair.arrived(slow), pair.arrived(well)) == (16, 300)
 
 
-# --- what nobody can take ------------------------------------------------------------------------------------------
+# --- held messages -------------------------------------------------------------------------------------------------
 
 
-def test_so_many_held_messages_end_a_drain_and_it_says_so(pair: Pair, backlog: Backlog) -> None:
-    """What lies behind them was not looked at: the queue is not called empty, and the error says for whom they are."""
+def test_too_many_held_messages_end_a_drain(pair: Pair, backlog: Backlog) -> None:
+    """The queue is not called empty, as messages behind them were not received; the error names the destination."""
     ill, well = pair.queue(), pair.queue()
     backlog.park(ill, *numbered(30))
     backlog.park(well, *numbered(5))
@@ -212,7 +212,7 @@ def test_so_many_held_messages_end_a_drain_and_it_says_so(pair: Pair, backlog: B
 def test_a_defect_while_a_link_is_opened_holds_its_messages_and_no_others(
     pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They do not wait until their locks end: they are held at once, and the reason names what was raised."""
+    """They are held at once, not when their locks end, and the reason names the exception."""
     ill, well = pair.queue(), pair.queue()
     for number in range(5):
         backlog.park(ill, encoded(f"ill{number}"))

@@ -1,4 +1,4 @@
-"""A message at which a service ends the link, instead of refusing the message: found, dead-lettered, others arrive."""
+"""Poison messages, at which a service ends the link instead of refusing them: they are found and dead-lettered."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONDITION = "amqp:link:message-size-exceeded"
 
 
 class Touchy:
-    """Takes messages, and ends the link at each that is poison."""
+    """A primary that takes messages, and ends the link at each poison message."""
 
     def __init__(self, pair: Pair, on_message: Callable[[Peer, Any, bytes], None] | None = None) -> None:
         self.taken: Counter[str] = Counter()
@@ -71,7 +71,7 @@ def _all(payload: bytes, sought: bytes) -> list[int]:
 def test_the_message_that_ends_the_link_is_found(
     pair: Pair, backlog: Backlog, poison: set[int], session: str | None
 ) -> None:
-    """Sent in batches, then one by one until it shows. What was under way beside it arrives too, perhaps again."""
+    """Messages are sent in batches, then singly until it is found. Those in flight beside it arrive too."""
     names = [f"m{number:03}" for number in range(30)]
     parked = [
         encoded("poison" if number in poison else "x", id=name, session=session) for number, name in enumerate(names)
@@ -91,7 +91,7 @@ def test_the_message_that_ends_the_link_is_found(
 
 
 def test_a_message_that_was_refused_before_the_end_is_to_blame(pair: Pair, backlog: Backlog) -> None:
-    """A service that says no to a message and then ends the link: whatever was sent in between is innocent."""
+    """The service refuses a message and then ends the link: messages sent in between are not to blame."""
     names = [f"m{number:03}" for number in range(30)]
     bad = ["m003", "m007"]
     park_many(backlog, "orders", [encoded("poison" if name in bad else "x", id=name) for name in names])
@@ -112,8 +112,8 @@ def test_a_message_that_was_refused_before_the_end_is_to_blame(pair: Pair, backl
     assert backlog.depth() == 0
 
 
-def test_an_end_for_a_reason_that_nobody_knows(pair: Pair, backlog: Backlog) -> None:
-    """The one that ends the link is found, too; it stays until it was delivered ten times, as one that is refused."""
+def test_a_link_that_ends_with_an_unknown_condition(pair: Pair, backlog: Backlog) -> None:
+    """The message is found, and dead-lettered after ten deliveries, as one that is refused."""
     park_many(backlog, "orders", [encoded("poison" if not n else "x", id=f"m{n:03}", session="s") for n in range(5)])
 
     def end(peer: Peer, delivery: Any, payload: bytes) -> None:
@@ -130,8 +130,8 @@ def test_an_end_for_a_reason_that_nobody_knows(pair: Pair, backlog: Backlog) -> 
     assert [str(each.message_id) for each in found] == ["m000"]
 
 
-def test_one_end_is_no_verdict(pair: Pair, backlog: Backlog) -> None:
-    """A message that was alone when the link ended may have been unlucky: it is sent again, and then it arrives."""
+def test_one_ended_link_is_no_verdict(pair: Pair, backlog: Backlog) -> None:
+    """A message that was alone when the link ended may have been unlucky: it is sent again, and arrives."""
     ends = 0
 
     def once(peer: Peer, delivery: Any, payload: bytes) -> None:

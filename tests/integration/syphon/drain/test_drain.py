@@ -1,4 +1,4 @@
-"""The rules of the syphon, one by one: a real drain between two real localbus processes."""
+"""The rules of a drain, one by one: a real drain between two real localbus processes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from azure.servicebus.management import EntityStatus
 from pairbus import OptionError
 from pairbus.domain.envelope import SESSION_ID, TIME_TO_LIVE, park
 from pairbus.domain.outcome import Head, Rows
-from pairbus.syphon.drain import completion
-from pairbus.syphon.drain import drain_pass as passes
-from pairbus.syphon.drain.drain import Drain, DrainOptions
+from pairbus.syphon.drain import completion, drain_pass
+from pairbus.syphon.drain.drain import DrainOptions
+from pairbus.syphon.drain.pass_state import PassState
 from pairbus.syphon.journal.journal import SCHEMA, open_journal, read_journal
 from tests.support.backlog import Backlog, Remembering, encoded, numbered
 from tests.support.pairing import Pair
@@ -24,8 +24,8 @@ from tests.support.process_fixtures import administer
 from tests.support.scripted_peer import Peer
 
 
-def test_messages_come_home(pair: Pair, backlog: Backlog) -> None:
-    """Each is delivered once, in order, has a row that says all of it, and is gone from the backlog."""
+def test_messages_are_moved(pair: Pair, backlog: Backlog) -> None:
+    """Each is delivered once, in order, has a complete row, and has left the backlog."""
     queue = pair.queue()
     before = int(time.time() * 1000) - 1000
     backlog.park(queue, *numbered(300))
@@ -49,7 +49,7 @@ def test_messages_come_home(pair: Pair, backlog: Backlog) -> None:
 
 @pytest.mark.parametrize(("size", "units"), [(100, 1), (60_000, 1), (150_000, 3)])
 def test_every_64_kb_of_a_message_is_an_operation(pair: Pair, backlog: Backlog, size: int, units: int) -> None:
-    """Received, and sent if it is accepted; a settlement is one whatever the size."""
+    """Received, and sent if it is accepted. A settlement is one operation, whatever the size."""
     queue, ill = pair.queue(), pair.queue()
     backlog.park(queue, encoded(b"x" * size))
     assert backlog.drain().operations == units + units + 1
@@ -63,27 +63,19 @@ def test_every_64_kb_of_a_message_is_an_operation(pair: Pair, backlog: Backlog, 
     assert summary.operations == summary.received * (units + 1), "each time that it is tried and given back"
 
 
-def test_the_pause_grows_while_nothing_is_brought_home(
-    pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Twice as long after each pass, up to a bound; then the drain gives up."""
-    pauses: list[float] = []
-
-    async def rest(self: Drain, seconds: float) -> None:
-        pauses.append(seconds)
-
-    monkeypatch.setattr(Drain, "_rest", rest)
+def test_the_pause_doubles_while_no_pass_moves_a_message(pair: Pair, backlog: Backlog) -> None:
+    """Twice the retry interval, then four times; after the third pass the drain gives up."""
     backlog.park(pair.queue(), *numbered(2))
     primary = pair.primary_namespace()
     pair.primary.kill()
-    for interval, expected in ((0.5, [1.0, 2.0]), (10.0, [20.0, 30.0])):
-        pauses.clear()
-        assert "cannot be reached" in str(backlog.drain(primary=primary, retry_interval=interval).error)
-        assert pauses == expected
+    summary = backlog.drain(primary=primary, retry_interval=0.5)
+    assert "cannot be reached" in str(summary.error)
+    assert summary.received == 0
+    assert summary.seconds >= 3.0
 
 
-def test_what_a_row_does_not_hold(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
-    """Neither the body of a message nor any property but those that the ledger names, whatever becomes of it."""
+def test_a_row_holds_no_content(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
+    """No body, and no property but those that the ledger names, for any outcome."""
     queue, silent = pair.queue(), pair.queue()
     secret = {"subject": "unsaid-1", "reply_to": "unsaid-2", "user_id": b"unsaid-3", "correlation_id": "unsaid-4"}
     for number, name in enumerate((queue, "no-such-queue", silent)):
@@ -104,14 +96,14 @@ def test_what_a_row_does_not_hold(pair: Pair, backlog: Backlog, tmp_path: Path) 
 
 
 def test_an_empty_queue_is_seen_at_once(backlog: Backlog) -> None:
-    """Nothing is there: nothing is counted."""
+    """All counts are zero."""
     backlog.make()
     summary = backlog.drain()
     assert (summary.empty, summary.received, summary.operations, summary.error) == (True, 0, 0, None)
 
 
 def test_a_message_is_settled_only_after_its_row_is_durable(pair: Pair, backlog: Backlog) -> None:
-    """While the journal is being written the messages are still in the backlog, though they have arrived."""
+    """While the journal is being written, the messages are still in the backlog, though they have arrived."""
     queue = pair.queue()
     backlog.park(queue, *numbered(5))
     seen: list[tuple[int, int]] = []
@@ -129,7 +121,7 @@ def test_a_message_is_settled_only_after_its_row_is_durable(pair: Pair, backlog:
 
 
 def test_without_a_journal_nothing_is_settled(pair: Pair, backlog: Backlog) -> None:
-    """A journal that cannot be written ends the drain with its reason, and every message stays."""
+    """A journal that cannot be written ends the drain with its error, and every message stays."""
     queue = pair.queue()
     backlog.park(queue, *numbered(600))
 
@@ -144,7 +136,7 @@ def test_without_a_journal_nothing_is_settled(pair: Pair, backlog: Backlog) -> N
 
 
 def test_a_journal_that_cannot_be_written_is_found_before_a_message_is_taken(pair: Pair, backlog: Backlog) -> None:
-    """Else every try would deliver a window of messages again that it can neither record nor settle."""
+    """Otherwise every drain would deliver a window of messages again that it can neither record nor settle."""
     queue = pair.queue()
     backlog.park(queue, *numbered(50))
 
@@ -171,17 +163,17 @@ def test_a_journal_that_cannot_be_written_is_found_before_a_message_is_taken(pai
         ("reject", {"condition": "com.microsoft:session-lock-lost"}, "com.microsoft:session-lock-lost"),
     ],
 )
-def test_a_destination_that_does_not_take_it_is_left_alone(
+def test_messages_of_a_destination_that_refuses_them_for_now_are_held(
     pair: Pair, backlog: Backlog, fault: str, parameters: dict[str, Any], said: str
 ) -> None:
-    """Its messages stay in the backlog and are listed; those of others, before and behind them, arrive."""
+    """They stay in the backlog and are listed; messages of other destinations, before and behind them, arrive."""
     well, ill = pair.queue(), pair.queue()
     for number in range(10):
         backlog.park(ill, encoded(f"ill{number}"))
         backlog.park(well, encoded(f"well{number}"))
     getattr(pair.primary.faults, fault)(entity=ill, **parameters)
     summary = backlog.drain()
-    # Where it is the syphon that is refused, waiting mends nothing: somebody must hear of it.
+    # A refused credential is an error: waiting does not help.
     assert ("not let in" in (summary.error or "")) == (said == "amqp:unauthorized-access")
     assert (summary.delivered, summary.held) == (10, 10)
     assert summary.empty
@@ -196,10 +188,8 @@ def test_a_destination_that_does_not_take_it_is_left_alone(
     assert pair.bodies(ill) == [f"ill{number}" for number in range(10)]
 
 
-def test_many_destinations_that_take_nothing_starve_no_others(
-    pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """More of them than `$cbs` may answer at first, all in front: one pass is enough for those behind them."""
+def test_many_full_destinations_starve_no_others(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than `$cbs` answers at first, all in front: one pass is enough for the queues behind them."""
     names = [f"of-many-{number:03}" for number in range(130)]
     with administer(pair.primary) as admin:
         for name in names:
@@ -208,21 +198,21 @@ def test_many_destinations_that_take_nothing_starve_no_others(
         pair.primary.faults.quota_exceeded(name)
     backlog.put(*(park(encoded("m"), name, "id-of-park", None) for name in names))
     delivered: list[int] = []
-    run = passes.Pass.run
+    run = drain_pass.DrainPass.run
 
-    async def counted(self: passes.Pass) -> str | None:
-        error = await run(self)
+    async def counted(self: drain_pass.DrainPass) -> PassState:
+        state = await run(self)
         delivered.append(self._drain.delivered)
-        return error
+        return state
 
-    monkeypatch.setattr(passes.Pass, "run", counted)
+    monkeypatch.setattr(drain_pass.DrainPass, "run", counted)
     summary = backlog.drain(budget=None, answer_timeout=25.0)
     assert (delivered[0], summary.held, summary.error) == (20, 110, None)
     assert [pair.arrived(name) for name in names[110:]] == [1] * 20
 
 
-def test_a_destination_that_is_gone(pair: Pair, backlog: Backlog) -> None:
-    """Dead-lettered in the backlog, with a reason and a description that name the destination and the error."""
+def test_a_destination_that_does_not_exist(pair: Pair, backlog: Backlog) -> None:
+    """Its messages are dead-lettered, with a reason and a description that name the destination and the error."""
     backlog.park("no-such-queue", *numbered(3))
     summary = backlog.drain()
     assert (summary.dead_lettered, summary.delivered, summary.held, summary.error) == (3, 0, 0, None)
@@ -239,8 +229,8 @@ def test_a_destination_that_is_gone(pair: Pair, backlog: Backlog) -> None:
 
 
 @pytest.mark.parametrize("status", [EntityStatus.DISABLED, EntityStatus.SEND_DISABLED])
-def test_a_destination_that_its_owner_has_disabled(pair: Pair, backlog: Backlog, status: EntityStatus) -> None:
-    """No retry mends that: dead-lettered."""
+def test_a_disabled_destination(pair: Pair, backlog: Backlog, status: EntityStatus) -> None:
+    """No retry helps: its messages are dead-lettered."""
     queue = pair.queue()
     pair.update_queue(queue, status=status)
     backlog.park(queue, *numbered(2))
@@ -250,7 +240,7 @@ def test_a_destination_that_its_owner_has_disabled(pair: Pair, backlog: Backlog,
 
 @pytest.mark.parametrize("session", [None, "one"])
 def test_one_message_too_large(pair: Pair, backlog: Backlog, session: str | None) -> None:
-    """It alone is dead-lettered, saying how large it is; the others of the destination and session arrive."""
+    """It alone is dead-lettered, with its size; the others of the destination and of its session arrive."""
     queue = pair.queue()
     small, large = encoded("small", session=session), encoded(b"x" * 200_000, id="large", session=session)
     pair.primary.faults.size_limit(100_000, queue)
@@ -262,8 +252,8 @@ def test_one_message_too_large(pair: Pair, backlog: Backlog, session: str | None
     assert queue in found.dead_letter_error_description
 
 
-def test_a_message_that_nobody_parked(pair: Pair, backlog: Backlog) -> None:
-    """Without x-ms-path it is dead-lettered, and the property is named."""
+def test_a_message_without_an_envelope(pair: Pair, backlog: Backlog) -> None:
+    """It is dead-lettered, and the description names the missing x-ms-path."""
     backlog.put(encoded("no envelope", id="bare"))
     summary = backlog.drain()
     assert (summary.dead_lettered, summary.error) == (1, None)
@@ -287,8 +277,8 @@ def test_a_message_that_nobody_parked(pair: Pair, backlog: Backlog) -> None:
         ({"x-ms-path": "$cbs"}, "x-ms-path held '$cbs'"),
     ],
 )
-def test_an_alias_of_the_wrong_type(backlog: Backlog, properties: dict[str, Any], named: str) -> None:
-    """Dead-lettered, naming the property and what it held."""
+def test_an_envelope_property_of_the_wrong_type(backlog: Backlog, properties: dict[str, Any], named: str) -> None:
+    """The message is dead-lettered; the description names the property and its value."""
     backlog.put(encoded("odd", properties=properties))
     assert backlog.drain().dead_lettered == 1
     (found,) = backlog.dead_letters()
@@ -318,7 +308,7 @@ def test_an_alias_of_the_wrong_type(backlog: Backlog, properties: dict[str, Any]
 def test_a_path_that_no_entity_can_have(
     pair: Pair, backlog: Backlog, caplog: pytest.LogCaptureFixture, path: str, shown: str
 ) -> None:
-    """Dead-lettered at once, and shown on one line: it would be tried again and again, and held for ever."""
+    """The message is dead-lettered at once, and the path is shown escaped on one line."""
     queue = pair.queue()
     backlog.put(encoded("odd", id="odd", properties={"x-ms-path": path}))
     backlog.park(queue, encoded("other"))
@@ -331,7 +321,7 @@ def test_a_path_that_no_entity_can_have(
 
 
 def test_a_queue_that_is_named_like_a_hubs_partition(pair: Pair, backlog: Backlog) -> None:
-    """Only event hubs have partitions: of the primary it is an entity like any other, with a token of its own."""
+    """Only event hubs have partitions: on the primary it is an entity like any other, with a token of its own."""
     queue = f"hub-that-is-none-{pair.name}/Partitions/1"
     with administer(pair.primary) as admin:
         admin.create_queue(queue)
@@ -342,7 +332,7 @@ def test_a_queue_that_is_named_like_a_hubs_partition(pair: Pair, backlog: Backlo
 
 
 def test_the_longest_path_is_a_path(pair: Pair, backlog: Backlog) -> None:
-    """That there is no such entity is for the service to say."""
+    """The service says that there is no such entity, not the drain."""
     backlog.put(encoded("odd", properties={"x-ms-path": "x" * 512}))
     assert backlog.drain().dead_lettered == 1
     (found,) = backlog.dead_letters()
@@ -350,10 +340,10 @@ def test_the_longest_path_is_a_path(pair: Pair, backlog: Backlog) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"no AMQP", b"\x00\x53\x75\xa0\xff", b"\x00\x53\x99\x40"])
-def test_what_is_no_message_at_all(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch, raw: bytes) -> None:
-    """Whatever the service gives, the drain goes on, and it is to be dead-lettered. (localbus takes no such bytes.)"""
+def test_bytes_that_are_no_message(pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch, raw: bytes) -> None:
+    """The drain goes on, and has them dead-lettered. (localbus itself refuses such bytes.)"""
     monkeypatch.setattr(completion, "ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr(passes, "_FAREWELL_SECONDS", 0.2)
+    monkeypatch.setattr(drain_pass, "CONFIRM_SECONDS", 0.2)
     queue = pair.queue()
     with Peer(gives=[raw, park(encoded("other", id="other"), queue, "id")]) as peer:
         backlog.drain(
@@ -366,8 +356,8 @@ def test_what_is_no_message_at_all(pair: Pair, backlog: Backlog, monkeypatch: py
 
 
 @pytest.mark.parametrize(("late", "delivered"), [("deliver", 1), ("dead-letter", 0)])
-def test_a_message_whose_life_ended_in_the_backlog(pair: Pair, backlog: Backlog, late: str, delivered: int) -> None:
-    """Delivered, with its time to live starting anew; or dead-lettered, if that is wanted. One without is not late."""
+def test_a_message_that_expired_in_the_backlog(pair: Pair, backlog: Backlog, late: str, delivered: int) -> None:
+    """Delivered with a new time to live, or dead-lettered, as the option says. Others are never late."""
     queue = pair.queue()
     backlog.park(queue, encoded("late", id="late", ttl=1), encoded("timeless", id="timeless"))
     backlog.park(queue, encoded("in time", id="in time", ttl=3600))
@@ -385,16 +375,16 @@ def test_a_message_whose_life_ended_in_the_backlog(pair: Pair, backlog: Backlog,
 def test_a_clock_that_is_ahead_makes_no_message_late(
     pair: Pair, backlog: Backlog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lateness is by the service's clock, which also said when a message was parked."""
+    """Lateness goes by the service's clock, as the time of parking does."""
     queue = pair.queue()
     backlog.park(queue, encoded("fresh", id="fresh", ttl=120))
-    monkeypatch.setattr(passes, "time", SimpleNamespace(time=lambda: time.time() + 180.0))
+    monkeypatch.setattr(drain_pass, "time", SimpleNamespace(time=lambda: time.time() + 180.0))
     summary = backlog.drain(late="dead-letter")
     assert (summary.delivered, summary.dead_lettered) == (1, 0)
 
 
 def test_a_long_lock_makes_no_message_late(pair: Pair, backlog: Backlog) -> None:
-    """A queue that somebody else has made may lock for five minutes: that is no clock which is four minutes behind."""
+    """A queue of another owner may lock for five minutes: this machine's clock is not four minutes behind then."""
     queue = pair.queue()
     backlog.make(lock_duration=timedelta(minutes=5))
     backlog.park(queue, encoded("fresh", id="fresh", ttl=120))
@@ -403,10 +393,10 @@ def test_a_long_lock_makes_no_message_late(pair: Pair, backlog: Backlog) -> None
 
 
 @pytest.mark.parametrize("namespace", ["evil\n2026-01-01 INFO pairbus: all is well", "e" * 5000])
-def test_what_a_message_says_is_one_short_line_in_logs_and_rows(
+def test_text_from_a_message_is_one_short_line_in_logs_and_rows(
     backlog: Backlog, caplog: pytest.LogCaptureFixture, namespace: str
 ) -> None:
-    """Whoever may park could else write lines of his own."""
+    """A sender to the backlog cannot write log lines of its own."""
     backlog.park("orders\nto", encoded("m"), namespace=namespace)
     assert backlog.drain().dead_lettered == 1
     (row,) = backlog.journal.rows
@@ -417,8 +407,8 @@ def test_what_a_message_says_is_one_short_line_in_logs_and_rows(
     assert row["destination"].endswith(r"/orders\nto")
 
 
-def test_a_namespace_that_this_syphon_does_not_know(pair: Pair, backlog: Backlog) -> None:
-    """Dead-lettered and never connected to; the primary's own host is no stranger."""
+def test_an_unknown_namespace(pair: Pair, backlog: Backlog) -> None:
+    """The message is dead-lettered, and no connection is made. The primary's own host name is known."""
     queue = pair.queue()
     backlog.park(queue, encoded("stranger"), namespace="evil.servicebus.windows.net")
     backlog.park(queue, encoded("friend"), namespace=pair.primary_namespace().host)
@@ -431,17 +421,15 @@ def test_a_namespace_that_this_syphon_does_not_know(pair: Pair, backlog: Backlog
 
 
 def test_topics_are_destinations_too(pair: Pair, backlog: Backlog) -> None:
-    """A topic's subscriptions get what was parked for it."""
+    """A topic's subscriptions get the messages that were parked for it."""
     topic, subscription = pair.topic()
     backlog.park(topic, *numbered(5))
     assert backlog.drain().delivered == 5
     assert pair.bodies(subscription) == [f"m{number}" for number in range(5)]
 
 
-def test_a_message_refused_for_a_reason_nobody_knows_does_not_stand_in_the_way_for_ever(
-    pair: Pair, backlog: Backlog
-) -> None:
-    """It is held while others of its kind are, and dead-lettered once it has come up ten times."""
+def test_a_message_refused_with_an_unknown_condition(pair: Pair, backlog: Backlog) -> None:
+    """It is held at first, and dead-lettered after ten deliveries."""
     queue = pair.queue()
     backlog.park(queue, encoded("poison", id="poison"))
     pair.primary.faults.reject("com.microsoft:session-lock-lost", queue)
@@ -454,7 +442,7 @@ def test_a_message_refused_for_a_reason_nobody_knows_does_not_stand_in_the_way_f
 
 
 def test_a_primary_that_cannot_be_reached_costs_no_delivery(pair: Pair, backlog: Backlog) -> None:
-    """Nothing is received that could not be sent; the error says whom it could not reach."""
+    """No message is received that could not be sent; the error names the host."""
     queue = pair.queue()
     backlog.park(queue, *numbered(5))
     pair.primary.kill()
@@ -467,7 +455,7 @@ def test_a_primary_that_cannot_be_reached_costs_no_delivery(pair: Pair, backlog:
 
 
 def test_a_backlog_that_cannot_be_reached_is_an_error_and_no_exception(pair: Pair, backlog: Backlog) -> None:
-    """So is one that does not exist."""
+    """Nor is a backlog queue that does not exist."""
     pair.secondary.kill()
     assert pair.secondary_namespace().host in (backlog.drain(budget=1.0).error or "")
     pair.secondary.restart()
@@ -475,7 +463,7 @@ def test_a_backlog_that_cannot_be_reached_is_an_error_and_no_exception(pair: Pai
 
 
 def test_the_budget_ends_a_drain_and_loses_nothing(pair: Pair, backlog: Backlog) -> None:
-    """What was taken is finished, the rest stays; the next drain goes on there."""
+    """Messages that were received are moved, the others stay; the next drain goes on there."""
     queue = pair.queue()
     backlog.park(queue, *numbered(600))
     pair.primary.faults.latency(0.05, queue)
@@ -487,8 +475,8 @@ def test_the_budget_ends_a_drain_and_loses_nothing(pair: Pair, backlog: Backlog)
     assert pair.bodies(queue) == [f"m{number}" for number in range(600)]
 
 
-def test_the_smallest_rate_brings_something_home(pair: Pair, backlog: Backlog) -> None:
-    """A budget that is shorter than the time between two messages: one goes, and the rest waits for the next drain."""
+def test_the_smallest_rate_moves_a_message(pair: Pair, backlog: Backlog) -> None:
+    """With a budget that is shorter than the time between two messages, one is moved."""
     queue = pair.queue()
     backlog.park(queue, *numbered(5))
     summary = backlog.drain(max_rate=0.001, budget=2.0)
@@ -497,7 +485,7 @@ def test_the_smallest_rate_brings_something_home(pair: Pair, backlog: Backlog) -
 
 
 def test_a_stop_ends_a_drain_and_loses_nothing(pair: Pair, backlog: Backlog) -> None:
-    """As the budget does."""
+    """Messages that were received are moved, the others stay."""
     queue = pair.queue()
     backlog.park(queue, *numbered(600))
     pair.primary.faults.latency(0.2, queue)
@@ -507,8 +495,8 @@ def test_a_stop_ends_a_drain_and_loses_nothing(pair: Pair, backlog: Backlog) -> 
     assert backlog.depth() == 600 - summary.delivered
 
 
-def test_a_black_hole_ends_within_its_time(pair: Pair, backlog: Backlog) -> None:
-    """A destination that opens no link is held, and says so; what was never sent to it is not in doubt."""
+def test_a_destination_that_opens_no_link(pair: Pair, backlog: Backlog) -> None:
+    """Its messages are held, with the reason; they were never sent, so they are not in doubt."""
     queue = pair.queue()
     backlog.park(queue, *numbered(3))
     pair.primary.faults.black_hole(queue)
@@ -520,8 +508,8 @@ def test_a_black_hole_ends_within_its_time(pair: Pair, backlog: Backlog) -> None
     assert backlog.depth() == 3
 
 
-def test_what_is_not_answered_is_in_doubt(pair: Pair, backlog: Backlog) -> None:
-    """A destination that takes messages and answers nothing is held; what was sent to it is in doubt, and said so."""
+def test_a_destination_that_answers_nothing(pair: Pair, backlog: Backlog) -> None:
+    """Its messages are held, and in doubt in the journal, as they may have arrived."""
     queue = pair.queue()
     backlog.park(queue, *numbered(3))
     pair.primary.faults.lost_accept(queue)
@@ -533,7 +521,7 @@ def test_what_is_not_answered_is_in_doubt(pair: Pair, backlog: Backlog) -> None:
         assert (row["outcome"], row["destination"]) == ("in doubt", queue)
         assert f"{queue} did not answer" in row["reason"]
     assert backlog.depth() == 3
-    assert pair.bodies(queue) == ["m0", "m1", "m2"]  # they had arrived: nobody could know
+    assert pair.bodies(queue) == ["m0", "m1", "m2"]  # they had arrived without an answer
 
 
 def test_held_messages_are_given_back_at_the_end(pair: Pair, backlog: Backlog) -> None:
@@ -556,13 +544,13 @@ def test_held_messages_are_given_back_at_the_end(pair: Pair, backlog: Backlog) -
     ],
 )
 def test_bad_options_are_refused_by_name(options: dict[str, Any], said: str) -> None:
-    """With the value, and what would be right."""
+    """With the value, and the values that would be right."""
     with pytest.raises(OptionError, match=said):
         DrainOptions(**options)
 
 
 def test_the_dead_letter_queue_is_the_backlogs_own(pair: Pair, backlog: Backlog) -> None:
-    """Counts of the secondary say where everything is."""
+    """The secondary counts them as dead letters of the backlog queue."""
     backlog.park("no-such-queue", *numbered(4))
     backlog.drain()
     with administer(pair.secondary) as admin:

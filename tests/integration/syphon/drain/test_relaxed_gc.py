@@ -1,4 +1,4 @@
-"""What a process that only drains asks of Python's garbage collector."""
+"""Python's garbage collector in a process that only drains."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pairbus.syphon.drain.relaxed_gc import seldom_collected
+from pairbus.syphon.drain.relaxed_gc import relaxed_gc
 from tests.support.backlog import Backlog, encoded
 from tests.support.pairing import Pair
 
@@ -19,12 +19,12 @@ def thresholds() -> Iterator[None]:
     gc.set_threshold(*before)
 
 
-def test_it_looks_seldom_and_then_as_before() -> None:
-    """Also when what goes on within it fails."""
+def test_the_collector_is_relaxed_and_then_as_before() -> None:
+    """Also when the body of the context raises."""
     gc.set_threshold(700, 11, 12)
 
     def fail() -> None:
-        with seldom_collected():
+        with relaxed_gc():
             assert gc.get_threshold()[0] == 200_000
             assert gc.isenabled()
             raise ZeroDivisionError
@@ -35,20 +35,20 @@ def test_it_looks_seldom_and_then_as_before() -> None:
 
 
 @pytest.mark.parametrize("threshold", [0, 500_000])
-def test_who_has_said_more_is_left_alone(threshold: int) -> None:
-    """A program that has switched the collector off, or made it look more seldom yet, knows why."""
+def test_a_collector_that_is_off_or_more_relaxed_is_left_alone(threshold: int) -> None:
+    """The program has set it so for its own reasons."""
     gc.set_threshold(threshold or 700, 10, 10)
     if not threshold:
         gc.disable()
     try:
-        with seldom_collected():
+        with relaxed_gc():
             assert gc.get_threshold() == (threshold or 700, 10, 10)
             assert gc.isenabled() == bool(threshold)
     finally:
         gc.enable()
 
 
-def test_a_drain_is_done_with_it(pair: Pair, backlog: Backlog) -> None:
+def test_a_drain_relaxes_the_collector(pair: Pair, backlog: Backlog) -> None:
     """While a queue is drained, and not after it."""
     gc.set_threshold(700, 10, 10)
     backlog.park(pair.queue(), encoded("one"))

@@ -1,8 +1,7 @@
-"""Kills and lost answers, each ending by counting: every parked message is somewhere, and none left without a row.
+"""Kills and lost answers: in the end every parked message is somewhere, and none has left the backlog without a row.
 
-Whatever happens, a message may come twice only where an answer was lost: then it has a row that says so, and there are
-no more of them than the window holds.
-"""
+A message may arrive twice only where an answer was lost. It has a row that says so then, and there are no more of them
+than the window holds."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ import pyarrow as pa
 import pytest
 from azure.servicebus import ServiceBusMessage
 
-from pairbus.syphon.drain import drain_pass as passes
-from pairbus.syphon.drain.flow_control import LockClock
+from pairbus.syphon.drain import drain_pass
+from pairbus.syphon.drain.flow_control import ServiceClock
 from pairbus.syphon.journal.journal import read_journal
 from tests.support.backlog import Backlog, InBackground, Remembering, encoded
 from tests.support.counting import (
@@ -47,13 +46,13 @@ Background = Callable[..., InBackground]
 
 @pytest.fixture(autouse=True)
 def short_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Locks of these tests last two seconds: what was left locked comes back soon."""
-    monkeypatch.setattr(LockClock, "RANGE", (1.0, 60.0))
-    monkeypatch.setattr(passes, "_FAREWELL_SECONDS", 1.0)
+    """Make locks last two seconds, so that locked messages are received again soon."""
+    monkeypatch.setattr(ServiceClock, "RANGE", (1.0, 60.0))
+    monkeypatch.setattr(drain_pass, "CONFIRM_SECONDS", 1.0)
 
 
 class Trouble:
-    """Messages of sessions and without, for one queue, that come home in spite of it all."""
+    """A drain of messages with and without sessions for one queue, under a fault."""
 
     def __init__(self, pair: Pair, backlog: Backlog, in_background: Background, lock: float) -> None:
         self.pair = pair
@@ -73,7 +72,7 @@ class Trouble:
         return self.backlog.drain(**given)
 
     def start(self, **options: Any) -> InBackground:
-        """A drain that takes a while; it has begun to deliver."""
+        """Start a drain that takes a while; return once it has begun to deliver."""
         self.pair.primary.faults.latency(0.1, self.queue)
         started = self._in_background(lambda: self.drain(**options))
         wait_until(lambda: len(self.backlog.journal.rows) > 40 or not started.is_alive())
@@ -81,7 +80,7 @@ class Trouble:
         return started
 
     def finish(self) -> list[Came]:
-        """Drain until nothing is left: what has arrived."""
+        """Drain until nothing is left; return what has arrived."""
         self.patience = 10.0
         wait_until(lambda: self.drain().empty and not self.backlog.depth(), 40, lambda: self.drain())
         return arrivals(self.backlog, self.queue)
@@ -124,7 +123,7 @@ def _pause(*names: str) -> Callable[[Pair], None]:
     ids=["primary killed", "secondary killed", "primary frozen", "secondary frozen", "both frozen"],
 )
 def test_a_process_that_is_killed_or_frozen(trouble: Trouble, happens: Callable[[Pair], None]) -> None:
-    """In mid-drain, and running again: all messages arrive, and nothing of a session out of its order."""
+    """During the drain, and running again: all messages arrive, and sessions keep their order."""
     trouble.patience = 1.0
     started = trouble.start()
     happens(trouble.pair)
@@ -145,7 +144,7 @@ def test_a_process_that_is_killed_or_frozen(trouble: Trouble, happens: Callable[
     indirect=["trouble"],
 )
 def test_an_answer_that_is_lost(trouble: Trouble, side: str, fault: str, parameters: dict[str, Any], most: int) -> None:
-    """On either side, of any kind: in doubt is what may come twice, and all of it has arrived."""
+    """On either side, of any kind: all messages arrive, and only those in doubt arrive twice."""
     pair, backlog = trouble.pair, trouble.backlog
     bus, entity = (pair.primary, trouble.queue) if side == "primary" else (pair.secondary, backlog.path())
     getattr(bus.faults, fault)(entity=entity, **parameters)
@@ -162,8 +161,8 @@ def test_an_answer_that_is_lost(trouble: Trouble, side: str, fault: str, paramet
 
 
 @WITH_LONG_LOCKS
-def test_without_trouble_nothing_is_in_doubt(trouble: Trouble) -> None:
-    """Each message has exactly one row, and came once."""
+def test_without_a_fault_nothing_is_in_doubt(trouble: Trouble) -> None:
+    """Each message has exactly one row, and arrived once."""
     summary = trouble.drain()
     assert (summary.delivered, summary.in_doubt, summary.held, summary.error) == (300, 0, 0, None)
     assert sorted(row["message_id"] for row in trouble.backlog.journal.rows) == sorted(trouble.ids)
@@ -171,8 +170,8 @@ def test_without_trouble_nothing_is_in_doubt(trouble: Trouble) -> None:
 
 
 def test_a_queue_with_locked_messages_is_not_empty(trouble: Trouble) -> None:
-    """A drain that has lost its link does not say that the queue is empty while messages are locked by that link; and
-    it leaves the queue to the next one only when they can be had again, so that the next one keeps the order too."""
+    """A drain that has lost its link does not call the queue empty while that link has messages locked. It ends when
+    they can be received again, so that the next drain keeps the order too."""
     trouble.pair.secondary.faults.drop(trouble.backlog.path(), after=30, count=1)
     trouble.pair.primary.faults.latency(0.02, trouble.queue)
     summary = trouble.drain(budget=0.3)
@@ -184,7 +183,7 @@ def test_a_queue_with_locked_messages_is_not_empty(trouble: Trouble) -> None:
 @pytest.mark.parametrize("trouble", [MIDDLE], indirect=True)
 @pytest.mark.parametrize("rows_before", [1, 120])
 def test_a_draining_process_that_is_killed(trouble: Trouble, tmp_path: Path, rows_before: int) -> None:
-    """SIGKILL in mid-drain: no message has left the backlog without a row in its journal, and the next drain brings
+    """SIGKILL during the drain: no message has left the backlog without a row in its journal, and the next drain moves
     the rest."""
     pair, backlog = trouble.pair, trouble.backlog
     pair.primary.faults.latency(0.02, trouble.queue)
@@ -201,7 +200,7 @@ def test_a_draining_process_that_is_killed(trouble: Trouble, tmp_path: Path, row
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[4],
     ) as process:
         assert process.stdin is not None
         process.stdin.write(json.dumps(given))
@@ -211,7 +210,7 @@ def test_a_draining_process_that_is_killed(trouble: Trouble, tmp_path: Path, row
         assert process.wait(10) == -signal.SIGKILL
     first = _rows(tmp_path / "journal")
     assert len(first) < 300, "it was killed too late to show anything"
-    # It leaves its window locked, and nobody knows of it: the order holds for whoever comes when the locks have ended.
+    # It leaves its window locked without a record: the order holds for a drain that starts when the locks have ended.
     time.sleep(MIDDLE + 0.1)
     came = trouble.finish()
     arrived = {each.id for each in came}
@@ -234,7 +233,7 @@ def _rows(folder: Path) -> list[str]:
 @WITH_LONG_LOCKS
 @pytest.mark.parametrize("drains", [2, 5])
 def test_many_drains_of_one_queue_at_once(trouble: Trouble, in_background: Background, drains: int) -> None:
-    """Receivers compete: nothing is lost, and nothing comes twice because of it."""
+    """Receivers compete: nothing is lost, and nothing arrives twice."""
     backlog = trouble.backlog
     trouble.pair.primary.faults.latency(0.005, trouble.queue)
     journals = [Remembering() for _ in range(drains)]
@@ -249,7 +248,7 @@ def test_many_drains_of_one_queue_at_once(trouble: Trouble, in_background: Backg
 
 
 def test_a_drain_while_a_sender_parks(pair: Pair, backlog: Backlog, in_background: Background) -> None:
-    """Parking and draining the same queue at once: each message arrives once, in the order it was sent in."""
+    """Each message arrives once, in the order in which it was sent."""
     queue = pair.queue()
     pairing = pair.pairing(backlog_queue_count=1)
     done: list[bool] = []
@@ -275,8 +274,8 @@ def _drain_until(backlog: Backlog, done: Callable[[], bool]) -> Any:
 
 
 @WITH_LONG_LOCKS
-def test_what_cannot_be_sent_stays_and_is_counted(trouble: Trouble) -> None:
-    """A destination that is full for good: all of it is in the backlog, nothing has arrived, nothing has a row."""
+def test_messages_for_a_full_destination_stay(trouble: Trouble) -> None:
+    """All of them are in the backlog and counted as held; none has arrived, none has a row."""
     trouble.pair.primary.faults.quota_exceeded(trouble.queue)
     summary = trouble.drain()
     assert (summary.held, summary.delivered, summary.in_doubt) == (300, 0, 0), summary
@@ -286,7 +285,7 @@ def test_what_cannot_be_sent_stays_and_is_counted(trouble: Trouble) -> None:
 
 
 def test_a_journal_that_fails_in_the_middle(trouble: Trouble) -> None:
-    """What has arrived without a row stays in the backlog: it comes twice, but nothing left without a row."""
+    """Messages that arrived without a row stay in the backlog: they arrive twice, but none leaves without one."""
     written: list[int] = []
 
     def full(rows: Any) -> None:

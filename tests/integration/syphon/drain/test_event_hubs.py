@@ -1,4 +1,4 @@
-"""Events that were parked for an event hub come home to it, to their partition, with their key."""
+"""Events that were parked for an event hub are moved to it, to their partition, with their key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["hubs", "hubs_bus"]
 
 @pytest.fixture
 def batched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The addresses to which messages went as batches of Service Bus's form."""
+    """Record the addresses that got batches in Service Bus's format."""
     addresses: set[str] = set()
     send_batch = Sender.send_batch
 
@@ -29,8 +29,8 @@ def batched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return addresses
 
 
-def test_events_come_home_to_their_hub(pair: Pair, backlog: Backlog, hubs: Hubs) -> None:
-    """What a paired producer parked while the hub was down is in the hub after a drain; messages go to the primary."""
+def test_events_are_moved_to_their_hub(pair: Pair, backlog: Backlog, hubs: Hubs) -> None:
+    """Events that a paired producer parked while the hub was down arrive there; messages go to the primary."""
     hub, queue = hubs.hub(), pair.queue()
     bus = hubs.pairing(backlog_queue_count=1)
     producer = bus.get_event_hub_producer(hub)
@@ -56,8 +56,8 @@ def test_events_come_home_to_their_hub(pair: Pair, backlog: Backlog, hubs: Hubs)
     }
 
 
-def test_events_go_one_by_one(pair: Pair, backlog: Backlog, hubs: Hubs, batched: set[str]) -> None:
-    """A batch goes to one partition, and its form is not Service Bus's: hubs get none, however much waits for them."""
+def test_events_are_sent_singly(pair: Pair, backlog: Backlog, hubs: Hubs, batched: set[str]) -> None:
+    """A hub gives a batch to one partition, and Service Bus's format is not its own, however many events wait."""
     hub, queue = hubs.hub(), pair.queue()
     backlog.park(hub, *numbered(40), namespace=hubs.host)
     backlog.park(f"{hub}/Partitions/1", *[encoded("for one", session="a") for _ in range(4)], namespace=hubs.host)
@@ -70,7 +70,7 @@ def test_events_go_one_by_one(pair: Pair, backlog: Backlog, hubs: Hubs, batched:
 
 
 def test_a_hub_that_is_down_holds_up_no_queue(pair: Pair, backlog: Backlog, hubs: Hubs) -> None:
-    """Its events stay in the backlog until it is back; messages for the primary flow past them."""
+    """Its events stay in the backlog until it is back; messages for the primary arrive."""
     hub, queue = hubs.hub(), pair.queue()
     backlog.park(hub, encoded("an event"), namespace=hubs.host)
     backlog.park(queue, encoded("a message"))
@@ -85,7 +85,7 @@ def test_a_hub_that_is_down_holds_up_no_queue(pair: Pair, backlog: Backlog, hubs
 
 
 def test_a_primary_that_is_down_holds_up_no_hub(pair: Pair, backlog: Backlog, hubs: Hubs) -> None:
-    """And the other way round."""
+    """Its messages stay in the backlog; events arrive."""
     hub, queue = hubs.hub(), pair.queue()
     backlog.park(queue, encoded("a message"))
     backlog.park(hub, encoded("an event"), namespace=hubs.host)
@@ -93,7 +93,7 @@ def test_a_primary_that_is_down_holds_up_no_hub(pair: Pair, backlog: Backlog, hu
     summary = backlog.drain(event_hubs=hubs.namespace())
     assert (summary.delivered, summary.held) == (1, 1)
     assert hubs.bodies(hub) == ["an event"]
-    # Nobody takes that for a backlog with nothing in it but what is held back.
+    # Held events alone would be no error; a primary that is down is one.
     assert summary.error is not None
     assert summary.error.startswith(f"the primary {pair.name} cannot be reached: ")
 

@@ -1,4 +1,4 @@
-"""Order, when a process that drained was killed a moment ago and left its window locked."""
+"""Session order after a drain was killed a moment ago and left its window locked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.counting import arrivals, assert_in_order, in_sessions, park_
 from tests.support.pairing import Pair, wait_until
 
 
-def test_what_a_killed_process_has_locked_is_not_overtaken(pair: Pair, backlog: Backlog) -> None:
+def test_messages_that_a_killed_drain_has_locked_are_not_overtaken(pair: Pair, backlog: Backlog) -> None:
     """Sessions wait until the locks have ended; messages without a session do not."""
     queue = pair.queue()
     messages = in_sessions(5, 20)
@@ -34,8 +34,8 @@ def of_a_session(count: int) -> list[bytes]:
     return [encoded("x", id=f"m{number}", session="s") for number in range(count)]
 
 
-def test_also_if_the_first_that_can_be_had_was_never_parked(pair: Pair, backlog: Backlog) -> None:
-    """A message without an envelope tells where the queue begins, too: what lies before it may be locked."""
+def test_also_if_the_first_message_has_no_envelope(pair: Pair, backlog: Backlog) -> None:
+    """It shows where the queue begins, too: messages before it may be locked."""
     queue = pair.queue()
     park_many(backlog, queue, of_a_session(5), lock_duration=SHORT)
     take_and_die(backlog, 5)
@@ -45,8 +45,8 @@ def test_also_if_the_first_that_can_be_had_was_never_parked(pair: Pair, backlog:
     assert [came.id for came in arrivals(backlog, queue)] == [f"m{number}" for number in range(6)]
 
 
-def test_also_if_nothing_can_be_had(pair: Pair, backlog: Backlog) -> None:
-    """All there is may be locked: the queue is not called empty, and what is parked meanwhile does not overtake."""
+def test_also_if_no_message_can_be_received(pair: Pair, backlog: Backlog) -> None:
+    """All may be locked: the queue is not called empty, and messages that are parked meanwhile do not overtake."""
     queue = pair.queue()
     park_many(backlog, queue, of_a_session(5), lock_duration=SHORT)
     take_and_die(backlog, 5)

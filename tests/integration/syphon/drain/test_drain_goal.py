@@ -1,4 +1,4 @@
-"""What is there when a syphon begins that is to run once is brought home, and it ends, whoever goes on parking."""
+"""A drain with a goal moves the messages that are there when it begins, and ends while others keep parking."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.raw_client import RawClient
 
 @contextmanager
 def parking(pair: Pair, backlog: Backlog, destination: str) -> Iterator[Callable[[], int]]:
-    """Somebody parks for a destination as fast as it goes, for as long as this lasts; how many so far."""
+    """Park messages as fast as possible while the context lasts; yields a function that counts them."""
     ended, parked = threading.Event(), [0]
 
     def go_on() -> None:
@@ -41,47 +41,45 @@ def parking(pair: Pair, backlog: Backlog, destination: str) -> Iterator[Callable
         thread.join(60)
 
 
-def test_a_drain_of_what_is_there_ends(
-    pair: Pair, backlog: Backlog, in_background: Callable[..., InBackground]
-) -> None:
-    """A pass never finds the queue empty, and has come to the end of what was there all the same."""
+def test_a_drain_with_a_goal_ends(pair: Pair, backlog: Backlog, in_background: Callable[..., InBackground]) -> None:
+    """No pass sees the queue empty, but the goal is reached, so that the summary says empty."""
     queue = pair.queue()
     backlog.park(queue, *numbered(100))
     with parking(pair, backlog, queue):
-        summary = in_background(lambda: backlog.drain(budget=None, there=100)).result()
+        summary = in_background(lambda: backlog.drain(budget=None, goal=100)).result()
     assert summary.delivered >= 100
     assert (summary.empty, summary.error) == (True, None)
     assert set(pair.bodies(queue)) >= {f"m{number}" for number in range(100)}
 
 
-def test_what_is_held_keeps_no_drain_going_because_others_flow(
+def test_held_messages_of_the_goal_do_not_keep_a_drain_going(
     pair: Pair, backlog: Backlog, in_background: Callable[..., InBackground]
 ) -> None:
-    """Each pass moves what was parked meanwhile, and none of what was there: that is no reason for another."""
+    """Each pass moves messages that were parked meanwhile, and none of the goal: that is no reason for another pass."""
     ill, well = pair.queue(), pair.queue()
     backlog.park(ill, *numbered(5))
     backlog.park(well, *numbered(5))
     pair.primary.faults.busy(ill)
     with parking(pair, backlog, well):
-        summary = in_background(lambda: backlog.drain(budget=None, there=10)).result()
+        summary = in_background(lambda: backlog.drain(budget=None, goal=10)).result()
     assert summary.delivered >= 5
     assert (summary.held, summary.empty, summary.error) == (5, True, None)
 
 
-def test_what_is_held_is_tried_again_while_that_helps(pair: Pair, backlog: Backlog) -> None:
-    """A destination that is not there yet when the first pass looks: what was there comes home, all of it."""
+def test_held_messages_of_the_goal_are_tried_again(pair: Pair, backlog: Backlog) -> None:
+    """A destination was busy in the first pass: all of the goal is moved."""
     ill, well = pair.queue(), pair.queue()
     backlog.park(ill, *numbered(20))
     backlog.park(well, *numbered(5))
     pair.primary.faults.busy(ill, count=1)
-    summary = backlog.drain(budget=60.0, there=25)
+    summary = backlog.drain(budget=60.0, goal=25)
     assert (summary.delivered, summary.held, summary.empty) == (25, 0, True)
 
 
 def test_a_service_that_runs_once_ends(
     pair: Pair, backlog: Backlog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is held is listed, and so is nothing that only came meanwhile."""
+    """The held messages are listed, and all others of the goal were moved."""
     monkeypatch.setattr(service_module, "_LOCKED_PAUSE_SECONDS", 0.1)
     ill, well = pair.queue(), pair.queue()
     backlog.park(ill, *numbered(3))

@@ -1,8 +1,7 @@
-"""What arrives after the detour is, byte for byte, what a direct send would have delivered.
+"""Fidelity: a message that was parked and drained arrives, byte for byte, as a direct send would have delivered it.
 
 Each message is put on a link as bytes, once directly and once through backlog and drain, and both are taken as bytes:
-all sections must be the same but for what the broker owns, and the expiry, which counts from the delivery.
-"""
+all sections must be equal but for what the broker owns, and the expiry, which counts from the delivery."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ _TTL, _EXPIRY = 2, 8
 
 
 def shape(received: bytes, *, without_id: bool = False) -> tuple[Any, ...]:
-    """What must be the same: all sections as bytes, without what is the broker's, and with the expiry as a mark."""
+    """Return the sections that must be equal, as bytes, without the broker's own, and with a mark for the expiry."""
     found: list[Any] = []
     for each in sections.split(received):
         raw = received[each.start : each.end]
@@ -68,7 +67,7 @@ class Detour:
         self.refused = 0
 
     def directly(self, sent: Iterable[bytes]) -> Counter[Any]:
-        """The shapes of what a direct send delivers; what is refused is counted."""
+        """Return the shapes that a direct send delivers; count refused ones."""
         found: Counter[Any] = Counter()
         with RawClient(self.pair.primary) as raw:
             raw.put_token(self.direct)
@@ -83,7 +82,7 @@ class Detour:
         return found
 
     def through_the_backlog(self, parked: Iterable[bytes], due: int | None = None) -> list[bytes]:
-        """What arrives of parked messages: all, or as many as are due."""
+        """Return the shapes that arrive through the backlog: all, or as many as are due."""
         self.backlog.put(*parked)
         summary = self.backlog.drain()
         assert (summary.error, summary.held, summary.in_doubt) == (None, 0, 0)
@@ -102,7 +101,7 @@ class Detour:
 
 
 def _check_expiry(arrived: bytes, begun: float) -> None:
-    """A life that starts at the delivery ends a life later."""
+    """Assert that the expiry is a time to live after the delivery."""
     ttl, expiry = field(arrived, sections.HEADER, _TTL), field(arrived, sections.PROPERTIES, _EXPIRY)
     if ttl is not None and expiry is not None:
         assert begun * 1000 - 5 <= expiry - ttl <= time.time() * 1000 + 5
@@ -114,20 +113,20 @@ def detour(pair: Pair, backlog: Backlog) -> Detour:
 
 
 def _is_due(sent: bytes) -> bool:
-    """Whether a receiver gets it at once, and while it lives."""
+    """Return True if a receiver gets the message at once, while it lives."""
     annotations = {str(key) for key in message_annotations(sent)}
     ttl = field(sent, sections.HEADER, _TTL)
     return "x-opt-scheduled-enqueue-time" not in annotations and (ttl is None or ttl > 60_000)
 
 
 def _single(raw: bytes, format: int) -> list[bytes]:
-    """The messages of a transfer: a batch has many."""
+    """Return the messages of a transfer, which may be a batch."""
     if not format:
         return [raw]
     return [bytes(decode(raw, each.value)[0]) for each in sections.split(raw) if each.code == 0x75]
 
 
-def test_what_microsofts_sdks_send(detour: Detour) -> None:
+def test_messages_of_microsofts_sdks(detour: Detour) -> None:
     """The wire bytes of the SDKs for Python, JavaScript and Go."""
     sent = [each for _, raw, format in CORPUS for each in _single(raw, format)]
     due = [each for each in sent if _is_due(each)]
@@ -136,7 +135,7 @@ def test_what_microsofts_sdks_send(detour: Detour) -> None:
 
 
 def test_messages_at_random(detour: Detour) -> None:
-    """Every section in every encoding that AMQP allows; what a direct send is refused for is dead-lettered."""
+    """Every section in every encoding of AMQP; a message that a direct send is refused for is dead-lettered."""
     rng = random.Random(20261117)
     sent: list[bytes] = []
     while len(sent) < 250:
@@ -238,7 +237,7 @@ def test_in_a_batch_as_alone(detour: Detour) -> None:
 
 @pytest.mark.parametrize("lived", [3_600_000, 4_294_967_295])
 def test_a_time_to_live_starts_anew(detour: Detour, lived: int) -> None:
-    """With an expiry that the sender wrote, and without; what was no time to live stays none."""
+    """With an expiry that the sender wrote, and without; a message without a time to live gets none."""
     header = sections.section(0x70, encode([None, None, UInt(lived)]))
     now = int(time.time() * 1000)
     dated = ["id", *[None] * 7, Timestamp(now + lived), Timestamp(now)]
@@ -249,7 +248,7 @@ def test_a_time_to_live_starts_anew(detour: Detour, lived: int) -> None:
 
 
 def test_a_scheduled_message_waits_at_its_destination(detour: Detour) -> None:
-    """Its time is as it was: not due, it is scheduled there; due meanwhile, it is delivered at once."""
+    """If it is not due, it is scheduled there; if it became due meanwhile, it is delivered at once."""
     now = int(time.time() * 1000)
 
     def scheduled(at: int, id: str) -> bytes:
@@ -265,8 +264,8 @@ def test_a_scheduled_message_waits_at_its_destination(detour: Detour) -> None:
         assert admin.get_queue_runtime_properties(detour.via).scheduled_message_count == 1
 
 
-def test_what_the_dotnet_client_parked(detour: Detour) -> None:
-    """Its aliases, with the described timespan, come home as what it had sent."""
+def test_a_message_that_the_dotnet_client_parked(detour: Detour) -> None:
+    """Its envelope, with the described timespan, is restored to the message that it sent."""
     aliases = {
         "x-ms-path": detour.via,
         "x-ms-sessionid": "s-1",
