@@ -28,7 +28,6 @@ from .sdk.service_bus import (
     empty_batch,
     encoded_members,
     is_many,
-    is_plain,
     members,
     unshared,
 )
@@ -103,14 +102,11 @@ class PairedSender:
         try:
             self._check()
             timeout = self._timeout if timeout is None else bound(timeout)
-            if is_plain(message):
-                ready, count = message, 1
-            else:
-                if is_many(message) and not isinstance(message, ServiceBusMessageBatch):
-                    given = []
-                    for each in message:  # one by one: an error midway carries those that came before it
-                        given.append(each)
-                ready, count = _ready(given)
+            if is_many(message) and not isinstance(message, ServiceBusMessageBatch):
+                given = []
+                for each in message:  # one by one: an error midway carries those that came before it
+                    given.append(each)
+            ready, count = _ready(given)
         except BaseException as error:
             error.messages = members(given)  # type: ignore[attr-defined]
             raise

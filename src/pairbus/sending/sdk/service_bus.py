@@ -2,7 +2,7 @@
 
 The SDK never shows the bytes of a message. Some of its inner parts are used here and nowhere else: its encoder and its
 tracing, so that a parked message is the one that would have been sent, and the list of encoded messages inside a batch,
-so that parked bytes are sent by the SDK's own sender as they are; and the innermost part of that sender, for pace. Its
+so that parked bytes are sent by the SDK's own sender as they are. Its
 connections are reached into to cut them (while TLS shakes hands, too), to tend them, and to hear why a token was
 refused. `tests/integration/sending/test_sdk.py` pins all of it, `test_silent_tls.py` the handshake.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 import re
 import socket
 import time
@@ -29,13 +28,10 @@ from azure.servicebus import (
 from azure.servicebus._common.constants import JWT_TOKEN_SCOPE
 from azure.servicebus._common.tracing import TraceAttributes, is_tracing_enabled, trace_message
 from azure.servicebus._common.utils import create_authentication, transform_outbound_messages
-from azure.servicebus._pyamqp.client import SendClient
 from azure.servicebus._pyamqp.constants import LinkState
-from azure.servicebus._pyamqp.error import MessageException
-from azure.servicebus._pyamqp.message import BatchMessage
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.amqp import AmqpAnnotatedMessage
-from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
+from azure.servicebus.exceptions import ServiceBusError
 
 from pairbus.domain.cost import UNIT, operations_of
 from pairbus.options import Namespace
@@ -43,8 +39,6 @@ from pairbus.runtime.bounded_credential import bounded
 
 from .prepared import Prepared
 
-#: The SDK's own, for what it would have logged.
-_LOGGER = logging.getLogger("azure.servicebus._servicebus_sender")
 #: What a credential is asked to give a token for.
 TOKEN_SCOPE = JWT_TOKEN_SCOPE
 #: Bytes that a batch takes beyond its messages, and a message in it beyond itself: never less than the SDK reckons.
@@ -83,48 +77,10 @@ def port_of(host: str) -> str | None:
 
 
 def sender_to(client: ServiceBusClient, path: str, socket_timeout: float | None = None) -> ServiceBusSender:
-    """A sender to a queue or topic, without the SDK's thread a connection that keeps it alive (see `tend`), which has
-    the SDK's innermost part send what needs nothing of the rest: on an open link, with no tracer to hear of it."""
-    sender: Any = client.get_queue_sender(path, keep_alive=None, socket_timeout=socket_timeout)
+    """Return a sender to a queue or topic, without the SDK's keep-alive thread for each connection (see `tend`)."""
+    sender: ServiceBusSender = client.get_queue_sender(path, keep_alive=None, socket_timeout=socket_timeout)
     mend(sender)
-    as_ever = sender.send_messages
-
-    def send(message: Any, *, timeout: float) -> None:
-        outgoing = _ready_to_encode(message) if _HAS_INNERMOST and sender._running else None
-        if outgoing is None or is_tracing_enabled():  # type: ignore[no-untyped-call]
-            as_ever(message, timeout=timeout)
-            return
-        try:
-            sender._handler._send_message_impl(outgoing, timeout=timeout)
-        except Exception as error:
-            raise _as_raised_by(sender, error) from None
-
-    sender.send_messages = send
-    found: ServiceBusSender = sender
-    return found
-
-
-#: An SDK without it sends everything as ever.
-_HAS_INNERMOST = hasattr(SendClient, "_send_message_impl")
-
-
-def _ready_to_encode(message: Any) -> Any:
-    """What the SDK would make of a plain message or of a batch; nothing of what it would have to look into."""
-    if isinstance(message, ServiceBusMessageBatch):
-        return BatchMessage(*message._message)
-    return PyamqpTransport.to_outgoing_amqp_message(message._raw_amqp_message) if is_plain(message) else None
-
-
-def _as_raised_by(sender: Any, error: Exception) -> Exception:
-    """What the SDK's sender makes of an error; of most it raises something itself."""
-    if isinstance(error, (ImportError, StopIteration)):
-        return error
-    if isinstance(error, TimeoutError):
-        error = OperationTimeoutError(message="Send operation timed out")
-    elif isinstance(error, MessageException):
-        error = PyamqpTransport.create_servicebus_exception(_LOGGER, error)
-    made: Exception = sender._handle_exception(error)
-    return made
+    return sender
 
 
 def mend(sender: Any) -> None:
@@ -253,11 +209,6 @@ def shut(sender: Any) -> None:
 # --- messages ----------------------------------------------------------------------------------------------------
 
 
-def is_plain(message: Any) -> bool:
-    """Whether this is what most messages are: one of the SDK's own, and nothing in it that the SDK would change."""
-    return type(message) is ServiceBusMessage and not message._raw_amqp_message.application_properties
-
-
 def is_many(message: Any) -> bool:
     """Whether the SDK would take this as several messages: a batch, or anything that can be iterated over."""
     if isinstance(message, (ServiceBusMessage, Mapping)):
@@ -360,13 +311,9 @@ def encoded(message: Any, traced: Destination | None = None) -> bytes:
 
 def _outgoing(message: Any, traced: Destination | None) -> Any:
     made: Any
-    if is_plain(message):
-        made = message
-        made._message = PyamqpTransport.to_outgoing_amqp_message(made._raw_amqp_message)
-    else:
-        (made,) = transform_outbound_messages(  # type: ignore[misc]
-            [unshared(message)], ServiceBusMessage, PyamqpTransport.to_outgoing_amqp_message
-        )
+    (made,) = transform_outbound_messages(  # type: ignore[misc]
+        [unshared(message)], ServiceBusMessage, PyamqpTransport.to_outgoing_amqp_message
+    )
     if traced is not None and is_tracing_enabled():  # type: ignore[no-untyped-call]
         made._message = trace_message(made._message, PyamqpTransport, traced)  # type: ignore[arg-type]
     return made
