@@ -1,96 +1,143 @@
-"""What a destination's refusal means for a message that comes home: one table from AMQP condition to what is done.
+"""One table of AMQP error conditions: what each means for a sender, and for a message on its way home.
 
-A message stays in the backlog while waiting may help, and is dead-lettered there when it cannot. A refusal of the
-syphon itself (its key, its rights) is never the message's fault, so the message waits.
+A sender reads the first column: an outage counts towards failover, a busy service is tried again, a configuration
+error goes to the caller. The syphon reads the second: a message stays in the backlog while waiting may help, and is
+dead-lettered there when it cannot. The third column says which part is refused; a refused credential, for instance,
+is never the message's fault.
 """
 
 from __future__ import annotations
 
 from enum import Enum
+from typing import NamedTuple
+
+
+class Meaning(Enum):
+    """What a failed send says about the entity."""
+
+    #: Counts towards failover.
+    OUTAGE = "counts"
+    #: Wait and try again.
+    BUSY = "wait and retry"
+    #: An error of the caller; it does not count.
+    CONFIGURATION = "does not count"
 
 
 class Refusal(Enum):
-    """What is done with the message."""
+    """What the syphon does with a message that its destination refused."""
 
-    #: It stays in the backlog, and its destination is left alone for the rest of the pass.
+    #: The message stays in the backlog, and its destination gets nothing more in this pass.
     HOLD = "hold"
-    #: No retry can mend it.
+    #: The message is dead-lettered in the backlog: no retry can succeed.
     DEAD_LETTER = "dead-letter"
-    #: A condition that nobody has heard of: held, and dead-lettered if it comes again and again.
+    #: The condition is not one that a sender should get: hold the message, dead-letter it if that happens repeatedly.
     UNKNOWN = "unknown"
 
 
-#: After so many deliveries a message that is refused for a reason nobody knows no longer stands in others' way.
-PATIENCE = 10
+class Subject(Enum):
+    """The part that a condition refuses."""
 
-_HOLD, _DEAD_LETTER = Refusal.HOLD, Refusal.DEAD_LETTER
+    #: The service or the connection, or the condition does not say.
+    SERVICE = "service"
+    #: The key, the token or its rights. Waiting does not help: the operator must supply others.
+    CREDENTIAL = "credential"
+    #: The entity takes no messages, and no token can be had for it.
+    ENTITY = "entity"
+    #: One message; its destination takes others.
+    MESSAGE = "message"
 
-CONDITIONS: dict[str, Refusal] = {
-    "com.microsoft:timeout": _HOLD,
-    "com.microsoft:server-busy": _HOLD,
-    "com.microsoft:operation-cancelled": _HOLD,
-    "com.microsoft:container-close": _HOLD,
-    "com.microsoft:store-lock-lost": _HOLD,
-    "com.microsoft:partition-not-owned": _HOLD,
-    "amqp:internal-error": _HOLD,
-    "amqp:illegal-state": _HOLD,
-    "amqp:frame-size-too-small": _HOLD,
-    "amqp:resource-limit-exceeded": _HOLD,  # the destination is full
-    "amqp:resource-locked": _HOLD,
-    "amqp:connection:forced": _HOLD,
-    "amqp:connection:framing-error": _HOLD,
-    "amqp:connection:redirect": _HOLD,
-    "amqp:session:window-violation": _HOLD,
-    "amqp:session:errant-link": _HOLD,
-    "amqp:session:handle-in-use": _HOLD,
-    "amqp:session:unattached-handle": _HOLD,
-    "amqp:link:detach-forced": _HOLD,
-    "amqp:link:transfer-limit-exceeded": _HOLD,
-    "amqp:link:redirect": _HOLD,
-    "amqp:link:stolen": _HOLD,
-    # The syphon is refused, not the message.
-    "amqp:unauthorized-access": _HOLD,
-    "com.microsoft:auth-failed": _HOLD,
-    "com.microsoft:publisher-revoked": _HOLD,
-    "amqp:not-found": _DEAD_LETTER,
-    "amqp:resource-deleted": _DEAD_LETTER,
-    "com.microsoft:relay-not-found": _DEAD_LETTER,
-    "com.microsoft:entity-disabled": _DEAD_LETTER,
-    "amqp:link:message-size-exceeded": _DEAD_LETTER,
-    "amqp:not-allowed": _DEAD_LETTER,
-    "amqp:not-implemented": _DEAD_LETTER,
-    "amqp:decode-error": _DEAD_LETTER,
-    "amqp:invalid-field": _DEAD_LETTER,
-    "amqp:precondition-failed": _DEAD_LETTER,
-    "com.microsoft:precondition-failed": _DEAD_LETTER,
-    "com.microsoft:argument-error": _DEAD_LETTER,
-    "com.microsoft:argument-out-of-range": _DEAD_LETTER,
-    "com.microsoft:message-not-found": _DEAD_LETTER,
-    "com.microsoft:session-cannot-be-locked": _DEAD_LETTER,
-    "com.microsoft:entity-already-exists": _DEAD_LETTER,
+
+class Condition(NamedTuple):
+    """One row of the table."""
+
+    for_sender: Meaning
+    for_message: Refusal
+    subject: Subject = Subject.SERVICE
+
+
+#: A message refused with an unknown condition is dead-lettered after this many deliveries.
+MAX_UNKNOWN_DELIVERIES = 10
+
+_OUTAGE = Condition(Meaning.OUTAGE, Refusal.HOLD)
+_BUSY = Condition(Meaning.BUSY, Refusal.HOLD)
+#: The entity is full or locked: an error for the caller of a send, and worth waiting for on the way home.
+_FULL = Condition(Meaning.CONFIGURATION, Refusal.HOLD)
+_CREDENTIAL = Condition(Meaning.CONFIGURATION, Refusal.HOLD, Subject.CREDENTIAL)
+_ENTITY = Condition(Meaning.CONFIGURATION, Refusal.DEAD_LETTER, Subject.ENTITY)
+_MESSAGE = Condition(Meaning.CONFIGURATION, Refusal.DEAD_LETTER, Subject.MESSAGE)
+_PERMANENT = Condition(Meaning.CONFIGURATION, Refusal.DEAD_LETTER)
+#: An error of a receiver, which neither the sender's nor the syphon's destination links get.
+_RECEIVER = Condition(Meaning.CONFIGURATION, Refusal.UNKNOWN)
+#: An error that the SDK raises by itself, without an answer from the service; Proton has no such condition.
+_SDK = Condition(Meaning.OUTAGE, Refusal.UNKNOWN)
+
+CONDITIONS: dict[str, Condition] = {
+    "com.microsoft:timeout": _OUTAGE,
+    "com.microsoft:operation-cancelled": _OUTAGE,
+    "com.microsoft:container-close": _OUTAGE,
+    "com.microsoft:store-lock-lost": _OUTAGE,
+    "com.microsoft:partition-not-owned": _OUTAGE,
+    "com.microsoft:server-busy": _BUSY,
+    "com.microsoft:auth-failed": _CREDENTIAL,
+    "com.microsoft:publisher-revoked": _CREDENTIAL,
+    "com.microsoft:entity-disabled": _ENTITY,
+    "com.microsoft:relay-not-found": _ENTITY,
+    "com.microsoft:argument-error": _MESSAGE,
+    "com.microsoft:argument-out-of-range": _MESSAGE,
+    "com.microsoft:precondition-failed": _MESSAGE,
+    "com.microsoft:entity-already-exists": _PERMANENT,
+    "com.microsoft:message-not-found": _PERMANENT,
+    "com.microsoft:session-cannot-be-locked": _PERMANENT,
+    "com.microsoft:message-lock-lost": _RECEIVER,
+    "com.microsoft:session-lock-lost": _RECEIVER,
+    "amqp:internal-error": _OUTAGE,
+    "amqp:illegal-state": _OUTAGE,
+    "amqp:frame-size-too-small": _OUTAGE,
+    "amqp:connection:forced": _OUTAGE,
+    "amqp:connection:framing-error": _OUTAGE,
+    "amqp:connection:redirect": _OUTAGE,
+    "amqp:session:window-violation": _OUTAGE,
+    "amqp:session:errant-link": _OUTAGE,
+    "amqp:session:handle-in-use": _OUTAGE,
+    "amqp:session:unattached-handle": _OUTAGE,
+    "amqp:link:detach-forced": _OUTAGE,
+    "amqp:link:transfer-limit-exceeded": _OUTAGE,
+    "amqp:link:redirect": _OUTAGE,
+    "amqp:link:stolen": _OUTAGE,
+    "amqp:resource-limit-exceeded": _FULL,
+    "amqp:resource-locked": _FULL,
+    "amqp:unauthorized-access": _CREDENTIAL,
+    "amqp:not-found": _ENTITY,
+    "amqp:resource-deleted": _ENTITY,
+    "amqp:link:message-size-exceeded": _MESSAGE,
+    "amqp:decode-error": _MESSAGE,
+    "amqp:invalid-field": _MESSAGE,
+    "amqp:not-allowed": _MESSAGE,
+    "amqp:not-implemented": _MESSAGE,
+    "amqp:precondition-failed": _MESSAGE,
+    "amqp:unknown-error": _SDK,
+    "amqp:vendor-error": _SDK,
+    "amqp:client-error": _SDK,
+    "amqp:socket-error": _SDK,
 }
-#: Refusals of the syphon itself: waiting mends nothing, somebody must give it another key or another right.
-OF_THE_SYPHON = frozenset({"amqp:unauthorized-access", "com.microsoft:auth-failed", "com.microsoft:publisher-revoked"})
-#: What an entity is like that takes no message, and for which no token is to be had.
-OF_THE_ENTITY = frozenset(
-    {"amqp:not-found", "amqp:resource-deleted", "com.microsoft:relay-not-found", "com.microsoft:entity-disabled"}
-)
-#: Refusals of one message; its destination takes others.
-OF_THE_MESSAGE = frozenset(
-    {
-        "amqp:link:message-size-exceeded",
-        "amqp:decode-error",
-        "amqp:invalid-field",
-        "amqp:not-allowed",
-        "amqp:not-implemented",
-        "amqp:precondition-failed",
-        "com.microsoft:precondition-failed",
-        "com.microsoft:argument-error",
-        "com.microsoft:argument-out-of-range",
-    }
-)
 
 
-def means(condition: str | None) -> Refusal:
-    """What a condition means; none at all, such as a connection that was lost, is not the message's fault."""
-    return Refusal.HOLD if condition is None else CONDITIONS.get(condition, Refusal.UNKNOWN)
+def conditions_of(subject: Subject) -> frozenset[str]:
+    """Return the conditions that refuse this part."""
+    return frozenset(name for name, condition in CONDITIONS.items() if condition.subject is subject)
+
+
+CREDENTIAL_CONDITIONS = conditions_of(Subject.CREDENTIAL)
+ENTITY_CONDITIONS = conditions_of(Subject.ENTITY)
+MESSAGE_CONDITIONS = conditions_of(Subject.MESSAGE)
+
+
+def refusal_of(condition: str | None) -> Refusal:
+    """Return what the syphon does with a message refused with a condition.
+
+    Without a condition, as after a lost connection, the message is held.
+    """
+    if condition is None:
+        return Refusal.HOLD
+    known = CONDITIONS.get(condition)
+    return Refusal.UNKNOWN if known is None else known.for_message

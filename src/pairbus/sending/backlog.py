@@ -20,7 +20,7 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 
 from pairbus.domain import envelope
 from pairbus.domain.backlog import Rotation
-from pairbus.domain.conditions import OF_THE_MESSAGE
+from pairbus.domain.conditions import MESSAGE_CONDITIONS, Meaning
 from pairbus.domain.cost import operations_of
 from pairbus.options import PairingOptions
 from pairbus.runtime.redaction import describe_error
@@ -29,7 +29,7 @@ from . import events
 from .connections import Guard, Lane, Lanes
 from .errors import BacklogUnavailableError, NotParkableError
 from .provisioning import Provisioned
-from .sdk.classification import Meaning, condition_of, is_shortage, is_timeout, means
+from .sdk.classification import condition_of, is_shortage, is_timeout, means
 from .sdk.prepared import Prepared
 from .sdk.service_bus import (
     BATCH_OVERHEAD,
@@ -431,4 +431,4 @@ def _may_be_stale(error: Exception) -> bool:
 
 def _blames_the_message(error: Exception) -> bool:
     """Whether a queue that takes others has refused these messages."""
-    return isinstance(error, MessageSizeExceededError) or condition_of(error) in OF_THE_MESSAGE
+    return isinstance(error, MessageSizeExceededError) or condition_of(error) in MESSAGE_CONDITIONS

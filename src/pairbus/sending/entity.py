@@ -11,6 +11,7 @@ from typing import Any
 
 from azure.servicebus import ServiceBusMessage
 
+from pairbus.domain.conditions import Meaning
 from pairbus.domain.cost import operations_of
 from pairbus.domain.health import Health, State
 from pairbus.options import PairingOptions
@@ -18,7 +19,7 @@ from pairbus.runtime.redaction import describe_error
 
 from . import events
 from .connections import Lane, Lanes
-from .sdk.classification import Meaning, is_shortage, is_unnamed, means
+from .sdk.classification import is_shortage, is_unnamed, means
 from .status import EntityStatus, Operations
 
 #: What is to be told: the kind of event, and when and how the error was that it came from.

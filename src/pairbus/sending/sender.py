@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 
+from pairbus.domain.conditions import Meaning
 from pairbus.domain.health import State
 from pairbus.errors import NotSupportedError
 
 from .backlog import Choice, Parcel, Parkable, Tried, examine
-from .sdk.classification import Meaning, condition_of, is_timeout, is_unnamed, may_be_stale, means
+from .sdk.classification import condition_of, is_timeout, is_unnamed, may_be_stale, means
 from .sdk.service_bus import (
     STANDARD_LIMIT,
     again,

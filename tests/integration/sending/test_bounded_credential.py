@@ -16,10 +16,11 @@ from azure.eventhub import EventData
 from azure.servicebus import ServiceBusMessage
 
 from pairbus import Namespace, PairedNamespace, PairingError, PairingOptions, ProvisioningError, pair_namespaces
+from pairbus.domain.conditions import Meaning
 from pairbus.localbus import LocalBus
 from pairbus.runtime import bounded_credential as module
 from pairbus.runtime.bounded_credential import bounded
-from pairbus.sending.sdk.classification import Meaning, has_no_credential, means
+from pairbus.sending.sdk.classification import has_no_credential, means
 from tests.support.pairing import IMPATIENT, Pair, pairbus_threads, wait_until
 from tests.support.process_fixtures import create
 

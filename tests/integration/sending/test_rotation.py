@@ -14,7 +14,7 @@ from azure.servicebus.management import EntityStatus
 
 from pairbus import BacklogUnavailableError, NotParkableError
 from pairbus.domain.backlog import queue_path
-from pairbus.domain.conditions import OF_THE_MESSAGE
+from pairbus.domain.conditions import MESSAGE_CONDITIONS
 from pairbus.localbus import bus_errors as localbus_conditions
 from pairbus.sending.sdk.classification import condition_of
 from tests.support.pairing import Pair, wait_until
@@ -102,7 +102,7 @@ def test_a_queue_that_refuses_leaves_for_all_senders(pair: Pair, ledger: Ledger)
     assert sorted(event.queue for event in left) == sorted(bad.values())
 
 
-@pytest.mark.parametrize("condition", sorted(OF_THE_MESSAGE & set(localbus_conditions.STATUS)))
+@pytest.mark.parametrize("condition", sorted(MESSAGE_CONDITIONS & set(localbus_conditions.STATUS)))
 def test_a_message_that_all_queues_refuse_takes_none_from_the_others(
     pair: Pair, ledger: Ledger, condition: str
 ) -> None:

@@ -26,12 +26,13 @@ from azure.servicebus.exceptions import (
 
 from pairbus.domain import envelope
 from pairbus.domain.amqp import sections
+from pairbus.domain.conditions import Meaning
 from pairbus.localbus import LocalBus
 from pairbus.runtime.administration import administration_client
 from pairbus.runtime.redaction import describe_error
 from pairbus.sending.backlog import Parcel
 from pairbus.sending.sdk import service_bus as sdk
-from pairbus.sending.sdk.classification import Meaning, condition_of, means, status_of
+from pairbus.sending.sdk.classification import condition_of, means, status_of
 from tests.support.amqp_messages import CORPUS
 from tests.support.pairing import SLACK, Pair, wait_until
 from tests.support.process_fixtures import key_of, sas_token, with_key

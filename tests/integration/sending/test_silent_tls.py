@@ -27,11 +27,12 @@ from pairbus import (
     options,
     pair_namespaces,
 )
+from pairbus.domain.conditions import Meaning
 from pairbus.sending import connections as lanes
 from pairbus.sending import credential_check as credentials
 from pairbus.sending.sdk import event_hub_sender as eventhub_sdk
 from pairbus.sending.sdk import service_bus as sdk
-from pairbus.sending.sdk.classification import Meaning, at_opening, means
+from pairbus.sending.sdk.classification import at_opening, means
 from tests.support.pairing import IMPATIENT, Pair, pairbus_threads, wait_until
 
 #: Attempts that fail before anything is counted: far more than may be under way at once.

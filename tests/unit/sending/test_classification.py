@@ -17,11 +17,10 @@ from azure.servicebus._common import constants
 from azure.servicebus._pyamqp import error as amqp
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 
+from pairbus.domain.conditions import CONDITIONS, Meaning
 from pairbus.localbus import bus_errors as localbus_conditions
 from pairbus.sending.sdk.classification import (
     CLASSES,
-    CONDITIONS,
-    Meaning,
     at_opening,
     condition_of,
     has_no_credential,
@@ -121,7 +120,7 @@ def test_the_condition_decides_before_the_class(condition: str) -> None:
     for kind in (sdk.ServiceBusError, sdk.ServiceBusConnectionError, sdk.ServiceBusAuthenticationError):
         for given in (condition, condition.encode()):
             for text in TEXTS[:3]:
-                assert means(kind(message=text, condition=given)) is CONDITIONS[condition]
+                assert means(kind(message=text, condition=given)) is CONDITIONS[condition].for_sender
 
 
 @pytest.mark.parametrize("condition", sorted(CONDITIONS))
@@ -129,7 +128,7 @@ def test_the_condition_decides_before_the_class(condition: str) -> None:
 def test_a_condition_survives_the_sdks_translation(condition: str, kind: type[Exception]) -> None:
     """From the link's or the send's error to the one that the caller sees, the meaning is the condition's."""
     raised = translated(kind(condition=condition.encode(), description="Any text."))
-    assert means(raised) is CONDITIONS[condition]
+    assert means(raised) is CONDITIONS[condition].for_sender
 
 
 def test_a_condition_that_nobody_knows_is_an_error_of_the_service() -> None:

@@ -14,10 +14,9 @@ from azure.eventhub._pyamqp import error as amqp
 from azure.eventhub._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus import exceptions as service_bus
 
+from pairbus.domain.conditions import CONDITIONS, Meaning
 from pairbus.sending.sdk.classification import (
-    CONDITIONS,
     HUB_CLASSES,
-    Meaning,
     condition_of,
     is_timeout,
     may_be_stale,
@@ -68,7 +67,7 @@ def test_the_condition_behind_an_error_decides(kind: type[amqp.AMQPException], c
     made = raised(kind(condition.encode(), description="amqp:not-found com.microsoft:server-busy Status code: 404"))
     assert isinstance(made, sdk.EventHubError)
     assert condition_of(made) == condition
-    assert means(made) is CONDITIONS[condition]
+    assert means(made) is CONDITIONS[condition].for_sender
 
 
 def test_an_error_that_is_raised_again_keeps_its_meaning() -> None:

@@ -1,4 +1,4 @@
-"""How much may be under way, and what a refusal means: pure parts, by their laws, with a clock that a test sets."""
+"""How much may be under way: pure parts, by their laws, with a clock that a test sets."""
 
 from __future__ import annotations
 
@@ -6,10 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairbus.domain import conditions as refusal
-from pairbus.domain.conditions import CONDITIONS, OF_THE_MESSAGE, Refusal, means
-from pairbus.localbus import bus_errors as localbus_conditions
-from pairbus.sending.sdk import classification
 from pairbus.syphon.drain.flow_control import FIRST, LockClock, Pace, Rate, Window
 from pairbus.syphon.drain.lock_tracking import Owed
 
@@ -314,50 +310,3 @@ def test_a_lock_that_seems_long_may_be_long(seems: float, longest: float) -> Non
     clock.left(int((2e6 + seems) * 1000), 2e6)
     assert clock.seconds == 60.0
     assert abs(clock.longest - longest) < 0.01
-
-
-# --- what a refusal means --------------------------------------------------------------------------------------------
-
-#: Not in the table on purpose: who sends gets none of these, so one that comes is held, and dead-lettered if it comes
-#: again and again. The last four are the SDK's own words.
-_UNKNOWN = {
-    "com.microsoft:message-lock-lost", "com.microsoft:session-lock-lost",
-    "amqp:unknown-error", "amqp:vendor-error", "amqp:client-error", "amqp:socket-error",
-}  # fmt: skip
-
-
-def test_every_condition_that_a_sender_knows_is_decided_on() -> None:
-    """Those of the sender's own table are in the syphon's, or unknown on purpose; neither is one by accident."""
-    assert set(classification.CONDITIONS) - set(CONDITIONS) == _UNKNOWN
-    assert {means(condition) for condition in _UNKNOWN} == {Refusal.UNKNOWN}
-    assert set(CONDITIONS) <= set(classification.CONDITIONS)
-
-
-def test_every_condition_of_localbus_is_decided_on() -> None:
-    """What localbus can answer is in the table, or unknown on purpose, but for a client's own word."""
-    assert set(localbus_conditions.STATUS) - set(CONDITIONS) <= {*_UNKNOWN, localbus_conditions.DEAD_LETTER}
-
-
-def test_what_counts_as_an_outage_is_never_a_dead_letter() -> None:
-    """A message waits for whatever the sender would have parked it for, and for a busy service."""
-    for condition, meaning in classification.CONDITIONS.items():
-        if meaning is not classification.Meaning.CONFIGURATION:
-            assert means(condition) is not Refusal.DEAD_LETTER, condition
-
-
-def test_the_rows_of_the_contract() -> None:
-    """Unavailable, busy and full wait; not found, too large and disabled are dead letters; a refused syphon waits."""
-    for condition in ("com.microsoft:server-busy", "amqp:internal-error", "amqp:resource-limit-exceeded",
-                      "com.microsoft:timeout", "amqp:unauthorized-access", "com.microsoft:auth-failed"):  # fmt: skip
-        assert means(condition) is Refusal.HOLD
-    for condition in ("amqp:not-found", "amqp:link:message-size-exceeded", "com.microsoft:entity-disabled"):
-        assert means(condition) is Refusal.DEAD_LETTER
-    assert means(None) is Refusal.HOLD
-    assert means("com.microsoft:brand-new") is Refusal.UNKNOWN
-
-
-def test_a_refusal_of_one_message_is_a_refusal_for_good() -> None:
-    """Each condition that is told of a message alone is one that no retry mends, and so in the table."""
-    assert {means(condition) for condition in OF_THE_MESSAGE} == {Refusal.DEAD_LETTER}
-    assert not {"amqp:not-found", "com.microsoft:entity-disabled", "amqp:resource-deleted"} & OF_THE_MESSAGE
-    assert refusal.PATIENCE > 1

@@ -11,75 +11,15 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from enum import Enum
 from typing import Any
 
 from azure.core import exceptions as core
 from azure.servicebus import exceptions as sdk
 from azure.servicebus._pyamqp.error import AuthenticationException, TokenAuthFailure
 
-
-class Meaning(Enum):
-    """What a failure says about the entity."""
-
-    OUTAGE = "counts"
-    BUSY = "wait and retry"
-    CONFIGURATION = "does not count"
-
+from pairbus.domain.conditions import CONDITIONS, Meaning
 
 _OUTAGE, _BUSY, _CONFIGURATION = Meaning.OUTAGE, Meaning.BUSY, Meaning.CONFIGURATION
-
-#: The AMQP condition behind an error decides first: the SDK gives several of them one class.
-CONDITIONS: dict[str, Meaning] = {
-    "com.microsoft:timeout": _OUTAGE,
-    "com.microsoft:operation-cancelled": _OUTAGE,
-    "com.microsoft:container-close": _OUTAGE,
-    "com.microsoft:store-lock-lost": _OUTAGE,
-    "com.microsoft:partition-not-owned": _OUTAGE,
-    "com.microsoft:server-busy": _BUSY,
-    "com.microsoft:entity-disabled": _CONFIGURATION,
-    "com.microsoft:entity-already-exists": _CONFIGURATION,
-    "com.microsoft:auth-failed": _CONFIGURATION,
-    "com.microsoft:message-lock-lost": _CONFIGURATION,
-    "com.microsoft:session-lock-lost": _CONFIGURATION,
-    "com.microsoft:session-cannot-be-locked": _CONFIGURATION,
-    "com.microsoft:message-not-found": _CONFIGURATION,
-    "com.microsoft:argument-error": _CONFIGURATION,
-    "com.microsoft:argument-out-of-range": _CONFIGURATION,
-    "com.microsoft:precondition-failed": _CONFIGURATION,
-    "com.microsoft:relay-not-found": _CONFIGURATION,
-    "com.microsoft:publisher-revoked": _CONFIGURATION,
-    "amqp:internal-error": _OUTAGE,
-    "amqp:illegal-state": _OUTAGE,
-    "amqp:frame-size-too-small": _OUTAGE,
-    "amqp:connection:forced": _OUTAGE,
-    "amqp:connection:framing-error": _OUTAGE,
-    "amqp:connection:redirect": _OUTAGE,
-    "amqp:session:window-violation": _OUTAGE,
-    "amqp:session:errant-link": _OUTAGE,
-    "amqp:session:handle-in-use": _OUTAGE,
-    "amqp:session:unattached-handle": _OUTAGE,
-    "amqp:link:detach-forced": _OUTAGE,
-    "amqp:link:transfer-limit-exceeded": _OUTAGE,
-    "amqp:link:redirect": _OUTAGE,
-    "amqp:link:stolen": _OUTAGE,
-    "amqp:not-found": _CONFIGURATION,
-    "amqp:unauthorized-access": _CONFIGURATION,
-    "amqp:resource-limit-exceeded": _CONFIGURATION,
-    "amqp:link:message-size-exceeded": _CONFIGURATION,
-    "amqp:decode-error": _CONFIGURATION,
-    "amqp:invalid-field": _CONFIGURATION,
-    "amqp:not-allowed": _CONFIGURATION,
-    "amqp:not-implemented": _CONFIGURATION,
-    "amqp:precondition-failed": _CONFIGURATION,
-    "amqp:resource-deleted": _CONFIGURATION,
-    "amqp:resource-locked": _CONFIGURATION,
-    # The SDK's own: nothing was heard from the service.
-    "amqp:unknown-error": _OUTAGE,
-    "amqp:vendor-error": _OUTAGE,
-    "amqp:client-error": _OUTAGE,
-    "amqp:socket-error": _OUTAGE,
-}
 
 #: The exception classes of the SDK, for errors without a condition that is known.
 CLASSES: dict[type[BaseException], Meaning] = {
@@ -164,7 +104,7 @@ def means(error: BaseException) -> Meaning:
             return _CONFIGURATION if refused else _OUTAGE
     condition = condition_of(error)
     if condition in CONDITIONS:
-        return CONDITIONS[condition]
+        return CONDITIONS[condition].for_sender
     if condition is not None:
         return _OUTAGE  # a condition of the service that we do not know: its error, not the caller's
     if _is_generic(error) and isinstance(inner, Exception):

@@ -7,7 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from pairbus.domain.conditions import OF_THE_ENTITY, Refusal, means
+from pairbus.domain.conditions import ENTITY_CONDITIONS, Refusal, refusal_of
 from pairbus.runtime.bounded_call import ANSWER_SECONDS, aside, bounded
 
 from .link import ConnectionLost, LinkError
@@ -105,8 +105,8 @@ class Authority:
 def _as_it_is_meant(error: LinkError) -> LinkError:
     """What is said where tokens are put, as it is to be taken: that there is no such entity is about that. Any other
     refusal is of the token, and trouble with `$cbs` itself is the service's: no reason to give a message up."""
-    if isinstance(error, ConnectionLost) or means(error.condition) is not Refusal.DEAD_LETTER:
+    if isinstance(error, ConnectionLost) or refusal_of(error.condition) is not Refusal.DEAD_LETTER:
         return error
     if not isinstance(error, Refused):
         return LinkError("amqp:internal-error", f"$cbs: {error}")
-    return error if error.condition in OF_THE_ENTITY else LinkError("com.microsoft:auth-failed", str(error))
+    return error if error.condition in ENTITY_CONDITIONS else LinkError("com.microsoft:auth-failed", str(error))

@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from typing import Any, Protocol
 
-from pairbus.domain.conditions import OF_THE_MESSAGE, PATIENCE, Refusal, means
+from pairbus.domain.conditions import MAX_UNKNOWN_DELIVERIES, MESSAGE_CONDITIONS, Refusal, refusal_of
 from pairbus.syphon.amqp.link import ACCEPTED, ConnectionLost, LinkError, Sender, batch_head
 
 from .flow_control import Pace
@@ -247,16 +247,16 @@ class Destination:
             lane = self._lanes.setdefault(session, Lane(session))
             lane.messages.extendleft(reversed(parcel))
             self._waiting.appendleft(lane)
-        if self.held_for is not None or means(error.condition) is Refusal.HOLD:
+        if self.held_for is not None or refusal_of(error.condition) is Refusal.HOLD:
             self.failed(error)
         for message in parcel:  # one of them is to blame: they go one by one
             message.alone = True
 
     def _answered(self, message: Moving, error: LinkError) -> None:
         """One message was refused."""
-        meaning = means(error.condition)
+        meaning = refusal_of(error.condition)
         if meaning is Refusal.UNKNOWN:
-            meaning = Refusal.DEAD_LETTER if message.delivered_count >= PATIENCE else Refusal.HOLD
+            meaning = Refusal.DEAD_LETTER if message.delivered_count >= MAX_UNKNOWN_DELIVERIES else Refusal.HOLD
         if meaning is Refusal.HOLD:
             if self.held_for is None:
                 self._pace.refused()
@@ -266,7 +266,7 @@ class Destination:
             return
         self._refuse(message, error)
         self._has_refused = True
-        if error.condition not in OF_THE_MESSAGE:
+        if error.condition not in MESSAGE_CONDITIONS:
             self.failed(error, for_good=_is_for_good(error))
         elif message.session is not None:
             self._go_on(message.session)
@@ -303,8 +303,8 @@ class Destination:
             # The service ends links that are idle for ten minutes. It is opened again when needed, or says why not.
             self._opening, self._has_refused = None, False
             return
-        of_the_message = error.condition in OF_THE_MESSAGE
-        if isinstance(error, ConnectionLost) or not (of_the_message or means(error.condition) is Refusal.UNKNOWN):
+        of_the_message = error.condition in MESSAGE_CONDITIONS
+        if isinstance(error, ConnectionLost) or not (of_the_message or refusal_of(error.condition) is Refusal.UNKNOWN):
             self.give_up_unanswered(sender, error)
             self.failed(error, for_good=_is_for_good(error))
             return
@@ -313,7 +313,7 @@ class Destination:
         if unanswered == 1 and self._pace.is_searching and sender is not None and not self._has_refused:
             (message,) = sender.abandon_unanswered()
             self._in_flight = self._bytes_in_flight = 0
-            if of_the_message or message.delivered_count >= PATIENCE:
+            if of_the_message or message.delivered_count >= MAX_UNKNOWN_DELIVERIES:
                 self._refuse(message, error)
             else:
                 self._in_doubt([message], error)
@@ -361,4 +361,4 @@ class Destination:
 
 def _is_for_good(error: LinkError) -> bool:
     """Whether no retry mends it. That a connection was lost is never a destination's own fault."""
-    return not isinstance(error, ConnectionLost) and means(error.condition) is Refusal.DEAD_LETTER
+    return not isinstance(error, ConnectionLost) and refusal_of(error.condition) is Refusal.DEAD_LETTER

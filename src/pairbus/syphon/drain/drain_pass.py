@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pairbus.domain.backlog import queue_path
-from pairbus.domain.conditions import OF_THE_SYPHON
+from pairbus.domain.conditions import CREDENTIAL_CONDITIONS
 from pairbus.domain.cost import UNIT, operations_of
 from pairbus.domain.envelope import EnvelopeError, facts, message_id, restore
 from pairbus.domain.outcome import Outcome
@@ -368,7 +368,7 @@ class Pass:
 
     def held(self, message: Moving, destination: Destination) -> None:
         why = str(destination.held_for)
-        if destination.held_for is not None and destination.held_for.condition in OF_THE_SYPHON:
+        if destination.held_for is not None and destination.held_for.condition in CREDENTIAL_CONDITIONS:
             self._drain.locked_out.add(why)
         self._hold(message, why)
 
