@@ -61,6 +61,34 @@ def pairbus_threads() -> list[str]:
     return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("pairbus-"))
 
 
+def entity_of(bus: PairedNamespace, name: str) -> Any:
+    """Return an entity of a pairing by its name in the status; it exists already."""
+    host, _, path = name.removeprefix("sb://").partition("/")
+    return bus.entity(path, list, host) if name.startswith("sb://") else bus.entity(name, list)
+
+
+def idle_connection(pool: Any) -> Any:
+    """Return the one idle connection of a pool, which keeps it."""
+    assert pool.idle_count == 1
+    connection = pool.take()
+    pool.give_back(connection)
+    return connection
+
+
+def watchdog_of(bus: PairedNamespace) -> Any:
+    """Return the watchdog of all connections of a pairing."""
+    return next(iter(bus.backlog.pools.values())).watchdog
+
+
+def is_closed(sender: Any) -> bool:
+    """Return True once an SDK's sender was closed: it refuses to send then."""
+    try:
+        sender.create_message_batch()
+    except ValueError:
+        return True
+    return False
+
+
 def _body(payload: bytes) -> str:
     message = Message()
     message.decode(payload)
@@ -233,7 +261,7 @@ class Pair:
 
     def declare_down(self, pairing: PairedNamespace, entity: str) -> None:
         """Fail an entity over as if a send had found it down; for tests that are not about how that comes about."""
-        pairing._entities[entity.lower()].failed(ConnectionError("a test says that it is down"), time.monotonic())
+        entity_of(pairing, entity).failed(ConnectionError("a test says that it is down"), time.monotonic())
         assert pairing.status().entities[entity].state == "failed over"
 
     def heal(self) -> None:

@@ -33,7 +33,7 @@ from pairbus.domain.amqp.codec import decode
 from pairbus.domain.amqp.sections import split
 from pairbus.domain.amqp.types import Array, Described
 from pairbus.localbus import LocalBus
-from pairbus.sending.sdk.service_bus import encoded_members, members
+from pairbus.sending.sdk.encoding import encoded_members, members
 from tests.support.pairing import Pair, wait_until
 from tests.support.raw_client import RawClient
 

@@ -21,7 +21,8 @@ from pairbus.runtime.bounded_credential import bounded
 from pairbus.runtime.redaction import describe_error
 
 from .sdk.classification import has_no_credential, status_of
-from .sdk.service_bus import put_token, shut, token_sender
+from .sdk.clients import put_token, token_sender
+from .sdk.connection_patches import abort
 
 log = logging.getLogger("pairbus")
 
@@ -107,7 +108,7 @@ class KeyInquiry(Inquiry):
 
     def _try(self) -> None:
         # A peer that says nothing is left by itself: who has asked may have failed for another reason meanwhile.
-        cut = threading.Timer(_ANSWER_SECONDS, shut, (self._sender,))
+        cut = threading.Timer(_ANSWER_SECONDS, abort, (self._sender,))
         cut.name, cut.daemon = f"pairbus-credential-end {self._namespace.host}", True
         cut.start()
         try:

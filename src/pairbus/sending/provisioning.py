@@ -30,7 +30,7 @@ from pairbus.options import Namespace
 from pairbus.runtime.administration import administration_client
 from pairbus.runtime.redaction import describe_error
 
-from .sdk.service_bus import PREMIUM_BATCH_LIMIT, STANDARD_LIMIT
+from .sdk.batches import PREMIUM_BATCH_LIMIT, STANDARD_LIMIT
 from .status import Operations
 
 _WORKERS = 8

@@ -19,7 +19,7 @@ from pairbus import BacklogUnavailableError, NotParkableError, NotSupportedError
 from pairbus.domain import envelope
 from pairbus.domain.backlog import queue_path
 from pairbus.sending.backlog import Ids
-from pairbus.sending.sdk.service_bus import encoded_members
+from pairbus.sending.sdk.encoding import encoded_members
 from tests.support.pairing import Pair
 from tests.support.process_fixtures import connect
 from tests.support.send_ledger import KEY, Ledger, key_of, peek
@@ -282,7 +282,7 @@ def test_a_batch_is_what_was_added_to_it(pair: Pair, ledger: Ledger) -> None:
             reused.application_properties = {KEY: ledger.key()}
             reused.message_id = str(uuid.uuid4())
             batch.add_message(reused)
-        park = bus.backlog._send
+        park = bus.backlog.attempt
 
         def parks_once(path: str, messages: Any, timeout: float) -> Any:
             error = park(path, messages, timeout)
@@ -291,7 +291,7 @@ def test_a_batch_is_what_was_added_to_it(pair: Pair, ledger: Ledger) -> None:
                 entity.health = entity.health.ping_answered(time.monotonic())
             return error
 
-        bus.backlog._send = parks_once
+        bus.backlog.attempt = parks_once
         ledger.must_send(sender, batch)
     found = ledger.check(but=0)
     assert {each.place for places in found.values() for each in places} == {queue, *pair.backlog()}
@@ -352,7 +352,7 @@ def test_a_batch_that_is_taken_in_part_names_the_rest(pair: Pair, ledger: Ledger
             for path in set(pair.backlog()) - {used}:
                 admin.delete_queue(path)
         taken = []
-        send, backlog = bus.backlog._send, bus.backlog
+        send, backlog = bus.backlog.attempt, bus.backlog
 
         def full_after_two_parts(path: str, messages: Any, timeout: float) -> Any:
             if len(taken) == 2:
@@ -360,7 +360,7 @@ def test_a_batch_that_is_taken_in_part_names_the_rest(pair: Pair, ledger: Ledger
             taken.append(path)
             return send(path, messages, timeout)
 
-        backlog._send = full_after_two_parts
+        backlog.attempt = full_after_two_parts
         error = ledger.send(sender, given)
         assert isinstance(error, BacklogUnavailableError)
         assert error.messages == given[4:]
@@ -378,7 +378,7 @@ def test_an_error_midway_names_only_what_was_not_parked(pair: Pair, ledger: Ledg
     with bus.get_queue_sender(queue) as sender:
         ledger.fail_over(sender)
         given = ledger.messages(6, b"x" * 100_000)
-        send, parts = bus.backlog._send, []
+        send, parts = bus.backlog.attempt, []
 
         def breaks(path: str, messages: Any, timeout: float) -> Any:
             parts.append(path)
@@ -386,7 +386,7 @@ def test_an_error_midway_names_only_what_was_not_parked(pair: Pair, ledger: Ledg
                 raise MemoryError("no more")
             return send(path, messages, timeout)
 
-        bus.backlog._send = breaks
+        bus.backlog.attempt = breaks
         error = ledger.send(sender, given)
         assert isinstance(error, MemoryError)
         assert error.messages == given[4:]  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ from pairbus.localbus import LocalBus
 from pairbus.localbus.auth import DEFAULT_KEY_NAME
 from pairbus.sending import credential_check as credentials
 from pairbus.sending.pairing import _ask
-from pairbus.sending.sdk.service_bus import put_token, token_sender
+from pairbus.sending.sdk.clients import put_token, token_sender
 from tests.support.pairing import SLACK, Pair, pairbus_threads, wait_until
 from tests.support.process_fixtures import create, key_of, sas_token
 

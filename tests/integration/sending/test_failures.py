@@ -29,8 +29,8 @@ from pairbus import (
 )
 from pairbus.localbus import LocalBus
 from pairbus.sending import backlog as parking_module
-from pairbus.sending.connections import Lane
-from tests.support.pairing import Pair, wait_until
+from pairbus.sending.connections import SenderConnection
+from tests.support.pairing import Pair, entity_of, wait_until
 from tests.support.process_fixtures import sas_token
 
 #: How long a send to a silent primary takes; and one that is then parked, through a link that is not open yet.
@@ -456,12 +456,14 @@ def test_an_error_without_a_name_counts_if_the_message_is_not_to_blame(
     bus = pair.pairing()
     sender = bus.get_queue_sender(queue)
 
-    def broken(lane: Lane, message: Any, timeout: float) -> None:
+    def broken(connection: SenderConnection, message: Any, timeout: float) -> None:
         raise ServiceBusError(message=f"Handler failed: {inside}.", error=inside)
 
-    real = Lane.send
+    real = SenderConnection.send
     monkeypatch.setattr(
-        Lane, "send", lambda lane, *given: (broken if lane._sender.entity_name == queue else real)(lane, *given)
+        SenderConnection,
+        "send",
+        lambda connection, *given: (broken if connection.sender.entity_name == queue else real)(connection, *given),
     )
     if counts:
         sender.send_messages(message)
@@ -523,11 +525,11 @@ def test_many_stale_connections_are_no_outage(pair: Pair) -> None:
     queue = pair.queue()
     bus = pair.pairing(send_timeout=10)
     with bus.get_queue_sender(queue) as sender:
-        lanes = bus._entities[queue].lanes
-        opened = [lanes.take_new() for _ in range(3)]
-        for lane in opened:
-            lane.open(5)
-            lanes.give(lane)
+        pool = entity_of(bus, queue).pool
+        opened = [pool.take_new() for _ in range(3)]
+        for connection in opened:
+            connection.open(5)
+            pool.give_back(connection)
         pair.primary.faults.drop(queue)
         for number in range(5):
             sender.send_messages(ServiceBusMessage(str(number)))
@@ -609,12 +611,12 @@ def test_a_busy_backlog_queue_is_waited_for_too(pair: Pair) -> None:
     sender = bus.get_queue_sender(queue)
     pair.declare_down(bus, queue)
     sender.send_messages(ServiceBusMessage("first"))
-    assert sender._choice.queue is not None
-    pair.secondary.faults.busy(sender._choice.queue, count=1)
+    assert sender._home.queue is not None
+    pair.secondary.faults.busy(sender._home.queue, count=1)
     pauses = noted_pauses(bus)
     sender.send_messages(ServiceBusMessage("second"))
     assert pauses == [10.0]
-    assert bus.status().queues[sender._choice.queue].parked == 2
+    assert bus.status().queues[sender._home.queue].parked == 2
     assert all(each.in_rotation for each in bus.status().queues.values())
 
 
@@ -647,13 +649,13 @@ def test_a_backlog_that_stays_busy_is_waited_for_as_long_as_there_is_time(pair: 
 def test_a_busy_backlog_queue_is_left_for_another_the_second_time(pair: Pair) -> None:
     """One queue is throttled for long: its senders wait as asked, try it once more, and then another."""
     bus, sender = parking(pair, send_timeout=60)
-    busy = sender._choice.queue
+    busy = sender._home.queue
     assert busy is not None
     pair.secondary.faults.busy(busy)
     pauses = noted_pauses(bus)
     sender.send_messages(ServiceBusMessage("second"))
     assert pauses == [0.2, 0.2]
-    assert sender._choice.queue != busy
+    assert sender._home.queue != busy
     assert sorted(pair.parked_by_queue().values()) == [1, 1]
     assert_rotation_whole(pair, bus)
 

@@ -32,8 +32,18 @@ from pairbus import (
 from pairbus.domain.backlog import queue_path
 from pairbus.sending import connections as lanes_module
 from pairbus.sending import provisioning
-from pairbus.sending.connections import Lane
-from tests.support.pairing import SLACK, Pair, pairbus_threads, wait_until
+from pairbus.sending.connections import SenderConnection
+from pairbus.sending.sdk.connection_patches import socket_of
+from tests.support.pairing import (
+    SLACK,
+    Pair,
+    entity_of,
+    idle_connection,
+    is_closed,
+    pairbus_threads,
+    wait_until,
+    watchdog_of,
+)
 
 
 def state(bus: PairedNamespace, queue: str) -> str:
@@ -81,8 +91,8 @@ def test_a_call_that_the_sdk_does_not_bound_is_cut(pair: Pair) -> None:
     bus = pair.pairing(send_timeout=6, backlog_queue_count=1)
     sender = bus.get_queue_sender(queue)
     sender.send_messages(ServiceBusMessage("before"))
-    (lane,) = bus._entities[queue].lanes._idle
-    sock = lane._sender._handler._connection._transport.sock
+    connection = idle_connection(entity_of(bus, queue).pool)
+    sock = socket_of(connection.sender)
 
     def wait_for_ever(message: Any, timeout: float) -> None:
         sock.settimeout(None)
@@ -90,7 +100,7 @@ def test_a_call_that_the_sdk_does_not_bound_is_cut(pair: Pair) -> None:
             pass
         raise ConnectionError("cut")
 
-    lane._sender.send_messages = wait_for_ever
+    connection.sender.send_messages = wait_for_ever
     sending = Sending(sender, ServiceBusMessage("parked"))
     sending.join(60)
     assert not sending.is_alive()
@@ -106,7 +116,7 @@ def test_an_entity_that_comes_and_goes_is_tried_twice_and_then_parked_for(
     queue = pair.queue()
     bus = pair.pairing()
     sender = bus.get_queue_sender(queue)
-    entity = bus._entities[queue]
+    entity = entity_of(bus, queue)
     tries = []
     send = sender._to_primary
 
@@ -208,7 +218,7 @@ def test_nothing_new_is_begun_once_the_pairing_is_closed(pair: Pair, open_first:
     pair.primary.pause()
     message = ServiceBusMessage("late")
     sending = Sending(sender, message)
-    wait_until(lambda: bus._guard.deadlines)
+    wait_until(lambda: watchdog_of(bus).running_calls)
     bus.close()
     sending.join(50)
     assert not sending.is_alive()
@@ -224,16 +234,16 @@ def test_a_send_that_ends_well_while_the_pairing_closes_leaves_no_connection(pai
     bus = pair.pairing(send_timeout=30)
     sender = bus.get_queue_sender(queue)
     sender.send_messages(ServiceBusMessage("before"))
-    lanes = bus._entities[queue].lanes
-    (lane,) = lanes._idle
+    pool = entity_of(bus, queue).pool
+    connection = idle_connection(pool)
     with pair.primary.faults.during("latency", queue, delay=0.5):
         sending = Sending(sender, ServiceBusMessage("slow"))
-        wait_until(lambda: bus._guard.deadlines or not sending.is_alive())
+        wait_until(lambda: watchdog_of(bus).running_calls or not sending.is_alive())
         bus.close()
         sending.join(50)
     assert sending.error is None
-    assert lanes._idle == []
-    wait_until(lambda: lane._sender._shutdown.is_set(), why="the connection is left open")
+    assert pool.idle_count == 0
+    wait_until(lambda: is_closed(connection.sender), why="the connection is left open")
     assert pair.bodies(queue) == ["before", "slow"]
 
 
@@ -245,14 +255,14 @@ def test_a_close_while_a_list_is_parked_leaves_the_rest_with_its_caller(
     bus = pair.pairing(backlog_queue_count=1)
     sender = bus.get_queue_sender(queue)
     pair.declare_down(bus, queue)
-    real = bus.backlog._send
+    real = bus.backlog.attempt
 
     def then_close(*args: Any) -> Any:
         found = real(*args)
         bus.close()
         return found
 
-    monkeypatch.setattr(bus.backlog, "_send", then_close)
+    monkeypatch.setattr(bus.backlog, "attempt", then_close)
     messages = [ServiceBusMessage(f"{number}" + "x" * 100_000) for number in range(5)]
     with pytest.raises(PairedNamespaceClosedError) as raised:
         sender.send_messages(messages)
@@ -279,13 +289,13 @@ def test_an_error_that_cannot_be_made_again_is_raised_as_it_is(pair: Pair) -> No
 def test_a_close_that_was_interrupted_can_be_done_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in `close` leaves nothing that could not be closed."""
     bus = pair.pairing()
-    real = bus._guard.finish
+    real = watchdog_of(bus).stop
 
     def interrupted(deadline: float) -> None:
-        monkeypatch.setattr(bus._guard, "finish", real)
+        monkeypatch.setattr(watchdog_of(bus), "stop", real)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bus._guard, "finish", interrupted)
+    monkeypatch.setattr(watchdog_of(bus), "stop", interrupted)
     with pytest.raises(KeyboardInterrupt):
         bus.close()
     bus.close()
@@ -320,19 +330,19 @@ def test_a_send_that_is_interrupted_leaves_nothing_behind(
         sender.send_messages(ServiceBusMessage("before"))
     elif when == "parking":
         pair.declare_down(bus, queue)
-    used: list[Lane] = []
+    used: list[SenderConnection] = []
 
-    def interrupted(lane: Lane, *args: Any) -> None:
-        used.append(lane)
+    def interrupted(connection: SenderConnection, *args: Any) -> None:
+        used.append(connection)
         raise KeyboardInterrupt
 
     message = ServiceBusMessage("interrupted")
     with monkeypatch.context() as patched:
-        patched.setattr(Lane, "send", interrupted)
+        patched.setattr(SenderConnection, "send", interrupted)
         with pytest.raises(KeyboardInterrupt) as raised:
             sender.send_messages(message)
     assert raised.value.messages == [message]  # type: ignore[attr-defined]
-    assert [lane.was_cut for lane in used] == [True]
+    assert [connection.was_cut for connection in used] == [True]
     sender.send_messages(ServiceBusMessage("after"))
     found = pair.parked_bodies() if when == "parking" else pair.bodies(queue)
     assert found[-1] == "after"
@@ -345,28 +355,28 @@ def test_a_sender_whose_opening_is_interrupted_leaves_no_connection(
     """Ctrl-C while a sender is opened: its connection is not kept, and closed, if need be when it is open at last."""
     queue = pair.queue()
     bus = pair.pairing(send_timeout=60)
-    used: list[Lane] = []
-    as_ever = Lane.open
+    used: list[SenderConnection] = []
+    as_ever = SenderConnection.open
 
     class Interrupted(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
             raise KeyboardInterrupt
 
-    def interrupted(lane: Lane, timeout: float) -> None:
-        used.append(lane)
-        as_ever(lane, timeout)
+    def interrupted(connection: SenderConnection, timeout: float) -> None:
+        used.append(connection)
+        as_ever(connection, timeout)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Lane, "open", interrupted)
+        patched.setattr(SenderConnection, "open", interrupted)
         if when == "being opened":
             patched.setattr(lanes_module, "threading", SimpleNamespace(**{**vars(threading), "Event": Interrupted}))
         with pytest.raises(KeyboardInterrupt), bus.get_queue_sender(queue):
             raise AssertionError("not reached")
-    (lane,) = used
-    assert lane.was_cut
-    assert bus._entities[queue].lanes._idle == []
-    wait_until(lambda: lane._sender._shutdown.is_set(), why="the connection is left open")
+    (connection,) = used
+    assert connection.was_cut
+    assert entity_of(bus, queue).pool.idle_count == 0
+    wait_until(lambda: is_closed(connection.sender), why="the connection is left open")
     bus.get_queue_sender(queue).send_messages(ServiceBusMessage("after"))
     assert pair.bodies(queue) == ["after"]
 
@@ -385,7 +395,7 @@ def test_a_send_that_is_interrupted_when_it_is_parked_names_no_message(
     def interrupted(messages: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bus._entities[queue], "was_parked", interrupted)
+    monkeypatch.setattr(entity_of(bus, queue), "was_parked", interrupted)
     given = [ServiceBusMessage("parked") for _ in range(count)]
     with pytest.raises(KeyboardInterrupt) as raised:
         sender.send_messages(given[0] if count == 1 else given)
@@ -413,8 +423,8 @@ def test_a_send_that_is_interrupted_as_a_link_begins_to_open_leaves_nothing_behi
         for _ in range(3):
             with pytest.raises(KeyboardInterrupt):
                 sender.send_messages(ServiceBusMessage("interrupted"))
-    wait_until(lambda: pairbus_threads() == ["pairbus-events", "pairbus-guard"], 20, pairbus_threads)
-    assert not bus._guard.deadlines
+    wait_until(lambda: pairbus_threads() == ["pairbus-events", "pairbus-watchdog"], 20, pairbus_threads)
+    assert not watchdog_of(bus).running_calls
 
 
 def test_a_sender_that_is_closed_in_the_midst_of_its_send_leaves_no_connection(pair: Pair) -> None:
@@ -423,19 +433,19 @@ def test_a_sender_that_is_closed_in_the_midst_of_its_send_leaves_no_connection(p
     bus = pair.pairing(send_timeout=30)
     sender = bus.get_queue_sender(queue)
     sender.send_messages(ServiceBusMessage("before"))
-    lanes = bus._entities[queue].lanes
-    (lane,) = lanes._idle
+    pool = entity_of(bus, queue).pool
+    connection = idle_connection(pool)
     with pair.primary.faults.during("latency", queue, delay=0.5):
         sending = Sending(sender, ServiceBusMessage("slow"))
-        wait_until(lambda: bus._guard.deadlines or not sending.is_alive())
+        wait_until(lambda: watchdog_of(bus).running_calls or not sending.is_alive())
         sender.close()
         sending.join(50)
     assert sending.error is None
-    assert lanes._idle == []
-    wait_until(lambda: lane._sender._shutdown.is_set(), why="the connection is left open")
+    assert pool.idle_count == 0
+    wait_until(lambda: is_closed(connection.sender), why="the connection is left open")
     other = bus.get_queue_sender(queue)
     other.send_messages(ServiceBusMessage("after"))
-    assert len(lanes._idle) == 1, "it is kept for a sender that is open"
+    assert pool.idle_count == 1, "it is kept for a sender that is open"
     assert pair.bodies(queue) == ["before", "slow", "after"]
 
 
@@ -496,7 +506,7 @@ def test_a_ping_that_this_process_could_not_make_says_nothing(
     queue = pair.queue()
     bus = pair.pairing(ping_primary_interval=1)
     bus.get_queue_sender(queue)
-    entity = bus._entities[queue]
+    entity = entity_of(bus, queue)
 
     def short() -> None:
         raise shortage
@@ -578,10 +588,10 @@ def test_a_lane_that_was_cut_is_not_used_again(pair: Pair) -> None:
     bus = pair.pairing()
     sender = bus.get_queue_sender(queue)
     sender.send_messages(ServiceBusMessage("1"))
-    lanes = bus._entities[queue].lanes
-    lane = lanes.take()
-    lane.cut()
-    lanes.give(lane)
+    pool = entity_of(bus, queue).pool
+    connection = pool.take()
+    connection.cut()
+    pool.give_back(connection)
     sender.send_messages(ServiceBusMessage("2"))
     assert state(bus, queue) == "available"
     assert pair.bodies(queue) == ["1", "2"]
@@ -593,9 +603,9 @@ def test_idle_connections_do_not_outlive_a_failover(pair: Pair) -> None:
     bus = pair.pairing()
     sender = bus.get_queue_sender(queue)
     sender.send_messages(ServiceBusMessage("1"))
-    assert bus._entities[queue].lanes._idle
+    assert entity_of(bus, queue).pool.idle_count
     pair.declare_down(bus, queue)
-    assert bus._entities[queue].lanes._idle == []
+    assert entity_of(bus, queue).pool.idle_count == 0
 
 
 @pytest.mark.parametrize("condition", ["amqp:unauthorized-access", "com.microsoft:auth-failed"])
@@ -632,14 +642,14 @@ def test_a_failback_does_not_make_a_long_list_too_large(pair: Pair, monkeypatch:
     sender = bus.get_queue_sender(queue)
     sender.send_messages(ServiceBusMessage("before"))  # the link has told its limit
     pair.declare_down(bus, queue)
-    entity, send = bus._entities[queue], bus.backlog._send
+    entity, send = entity_of(bus, queue), bus.backlog.attempt
 
     def then_back(*args: Any) -> Any:
         found = send(*args)
         entity.health = entity.health.ping_answered(time.monotonic())
         return found
 
-    monkeypatch.setattr(bus.backlog, "_send", then_back)
+    monkeypatch.setattr(bus.backlog, "attempt", then_back)
     sender.send_messages([ServiceBusMessage(f"{number}" + "x" * 100_000) for number in range(8)])
     assert [body[0] for body in pair.parked_bodies()] == ["0", "1", "2", "3", "4", "5"]
     assert [body[0] for body in pair.bodies(queue)] == ["b", "6", "7"]
@@ -759,8 +769,8 @@ def test_a_sender_has_the_sdks_properties(pair: Pair) -> None:
     assert given.client_identifier == "shop-7"
     assert bus.get_queue_sender(queue).client_identifier
     given.send_messages(ServiceBusMessage("sent"))
-    (lane,) = bus._entities[queue].lanes._idle
-    assert lane._sender._config.socket_timeout == 3
+    connection = idle_connection(entity_of(bus, queue).pool)
+    assert connection.sender._config.socket_timeout == 3
     assert (given.entity_name, given.fully_qualified_namespace) == (queue, pair.primary_namespace().host)
 
 

@@ -31,7 +31,7 @@ from pairbus.domain.amqp import sections as amqp
 from pairbus.domain.amqp.codec import decode
 from pairbus.localbus import LocalBus
 from pairbus.localbus.auth import DEFAULT_KEY_NAME
-from tests.support.pairing import SLACK, Pair, pairbus_threads, wait_until
+from tests.support.pairing import SLACK, Pair, entity_of, idle_connection, pairbus_threads, wait_until
 from tests.support.process_fixtures import create, key_of, sas_token
 
 CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
@@ -296,7 +296,7 @@ def test_a_failover_while_the_failback_is_being_told_has_one_task(pair: Pair) ->
 
 
 def ping_is_under_way(sender: PairedSender) -> Any:
-    return sender._entity._pinging
+    return sender._entity._ping_connection
 
 
 def test_close_stops_a_ping_that_hangs_within_a_second(pair: Pair) -> None:
@@ -372,7 +372,7 @@ def test_pings_start_every_interval_however_long_one_takes(pair: Pair, monkeypat
     queue = pair.queue()
     bus = pair.pairing(ping_primary_interval=1)
     bus.get_queue_sender(queue)
-    entity = bus._entities[queue]
+    entity = entity_of(bus, queue)
     starts: list[float] = []
     lengths = iter([0.7, 0.7, 2.5, 0.1, 0.1])
     now = [0.0]
@@ -562,7 +562,7 @@ def test_failback_is_seen_by_a_message_that_was_made_ready(pair: Pair, monkeypat
 
     def meanwhile(message: Any) -> Any:
         parcel = make(message)
-        entity = bus._entities[queue]
+        entity = entity_of(bus, queue)
         entity._change(entity.health.ping_answered(time.monotonic()))
         return parcel
 
@@ -578,8 +578,8 @@ def test_a_straggler_of_before_the_failback_fails_nothing_over(pair: Pair) -> No
     bus = pair.pairing(ping_primary_interval=INTERVAL, send_timeout=8)
     sender = bus.get_queue_sender(queue)
     sender.send_messages(ServiceBusMessage("before"))
-    (lane,) = bus._entities[queue].lanes._idle
-    real, under_way, go_on = lane._sender.send_messages, threading.Event(), threading.Event()
+    connection = idle_connection(entity_of(bus, queue).pool)
+    real, under_way, go_on = connection.sender.send_messages, threading.Event(), threading.Event()
 
     def unanswered(message: Any, timeout: float) -> None:
         real(message, timeout=timeout)
@@ -587,7 +587,7 @@ def test_a_straggler_of_before_the_failback_fails_nothing_over(pair: Pair) -> No
         go_on.wait(60)
         raise OperationTimeoutError(message="no answer")
 
-    lane._sender.send_messages = unanswered
+    connection.sender.send_messages = unanswered
     straggler = threading.Thread(target=sender.send_messages, args=(ServiceBusMessage("straggler"),))
     straggler.start()
     assert under_way.wait(60)
@@ -595,7 +595,7 @@ def test_a_straggler_of_before_the_failback_fails_nothing_over(pair: Pair) -> No
     await_state(sender, "available")
     sender.send_messages(ServiceBusMessage("direct"))
     assert straggler.is_alive()
-    wait_until(lambda: lane.was_cut, why="its time is not over")
+    wait_until(lambda: connection.was_cut, why="its time is not over")
     go_on.set()
     straggler.join(60)
     assert not straggler.is_alive()
@@ -639,7 +639,7 @@ def test_a_failback_while_the_refusal_is_read_parks_the_message(pair: Pair, monk
     bus = pair.pairing(ping_primary_interval=600)
     sender = bus.get_queue_sender(queue)
     pair.declare_down(bus, queue)
-    entity = bus._entities[queue]
+    entity = entity_of(bus, queue)
 
     class Flickering(type(entity)):  # type: ignore[misc]
         """Its refusal is forgotten as soon as somebody has read it, as by a ping that answers in between."""

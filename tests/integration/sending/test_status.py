@@ -210,7 +210,7 @@ def test_a_queue_out_of_the_rotation_says_why_and_comes_back(
     bus = pair.pairing(ping_primary_interval=5, ping_timeout=1, send_timeout=20)
     pair.primary.kill()
     bad, good = pair.backlog()
-    monkeypatch.setattr(bus.backlog._rotation, "_choose", min)  # the bad one
+    monkeypatch.setattr(bus.backlog.rotation, "choose", min)  # the bad one
     fault = pair.secondary.faults.reject("amqp:resource-limit-exceeded", bad, description="none of yours")
     bus.get_queue_sender(queue).send_messages(ServiceBusMessage("parked"))
     status = bus.status()
@@ -338,7 +338,7 @@ def test_a_callback_that_never_returns_blocks_nothing(
     wait_until(lambda: entity(bus, queue).state == "available")
     sender.send_messages(ServiceBusMessage("direct"))
     for _ in range(2000):  # more than may wait for it
-        bus._tell("test")
+        bus._emit("test")
     wait_until(lambda: heard)
     assert heard == ["failed over"]
     assert len([record for record in records.seen if "does not keep up" in record.getMessage()]) == 1

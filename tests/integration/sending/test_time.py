@@ -227,7 +227,7 @@ def test_threads_end_also_in_a_quiet_life(pair: Pair) -> None:
     bus = pair.pairing()
     with bus.get_queue_sender(queue) as sender:
         sender.send_messages(ServiceBusMessage("x"))
-        wait_until(lambda: pairbus_threads() == ["pairbus-events", "pairbus-guard"], why=pairbus_threads)
+        wait_until(lambda: pairbus_threads() == ["pairbus-events", "pairbus-watchdog"], why=pairbus_threads)
         assert threading.active_count() <= before + 2
     bus.close()
     wait_until(lambda: not pairbus_threads(), why=pairbus_threads)

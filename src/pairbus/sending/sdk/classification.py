@@ -47,7 +47,7 @@ CLASSES: dict[type[BaseException], Meaning] = {
     core.ServiceRequestError: _OUTAGE,
     core.ServiceResponseError: _OUTAGE,
     core.HttpResponseError: _OUTAGE,
-    # What the SDK could not name: an error of the service, if the message is not to blame (see `means`).
+    # What the SDK could not name: an error of the service, if the message is not to blame (see `meaning_of`).
     sdk.ServiceBusError: _OUTAGE,
     OSError: _OUTAGE,
     TypeError: _CONFIGURATION,
@@ -84,7 +84,7 @@ _TIMED_OUT = 408
 _FAILURES = 500
 
 
-def means(error: BaseException) -> Meaning:
+def meaning_of(error: BaseException) -> Meaning:
     """What an error says about the entity it came from.
 
     A generic error with something else inside ("Handler failed: …") means what is inside; something unknown is no
@@ -102,13 +102,13 @@ def means(error: BaseException) -> Meaning:
             # The SDK drops the status of a refusal that comes with a condition; every other has one, if only 0.
             refused = _is(each, TokenAuthFailure) and each.status_code is None  # type: ignore[union-attr]
             return _CONFIGURATION if refused else _OUTAGE
-    condition = condition_of(error)
+    condition = amqp_condition(error)
     if condition in CONDITIONS:
         return CONDITIONS[condition].for_sender
     if condition is not None:
         return _OUTAGE  # a condition of the service that we do not know: its error, not the caller's
     if _is_generic(error) and isinstance(inner, Exception):
-        return means(inner)
+        return meaning_of(inner)
     if isinstance(error, core.ClientAuthenticationError) and _is_unasked(error):
         return _OUTAGE
     for kind in type(error).__mro__:
@@ -152,7 +152,7 @@ def is_unnamed(error: BaseException) -> bool:
 
 
 def _says_nothing(error: BaseException) -> bool:
-    return _is_generic(error) and condition_of(error) is None and status_of(error) is None
+    return _is_generic(error) and amqp_condition(error) is None and status_of(error) is None
 
 
 def _is_generic(error: BaseException) -> bool:
@@ -163,7 +163,7 @@ def has_no_credential(error: BaseException) -> bool:
     """Whether a credential is behind an error, and was refused for good: by no network that failed on the way to it."""
     for each in _behind(error):
         if isinstance(each, core.ClientAuthenticationError):
-            return means(each) is _CONFIGURATION
+            return meaning_of(each) is _CONFIGURATION
     return False
 
 
@@ -213,7 +213,7 @@ def may_be_stale(error: BaseException) -> bool:
     return refused or _hub_class(type(error)) == "AuthenticationError" or status_of(error) == _UNAUTHORISED
 
 
-def condition_of(error: BaseException) -> str | None:
+def amqp_condition(error: BaseException) -> str | None:
     """The AMQP condition behind an error, if there is one."""
     # A time-out of the service is raised anew by the SDK, without its condition.
     cause = error.__cause__ if isinstance(error, sdk.OperationTimeoutError) else None
