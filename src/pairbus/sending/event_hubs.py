@@ -126,7 +126,7 @@ class PairedEventHubProducer:
         not accepted anywhere in its attribute `messages`.
         """
         _warn_of(kwargs)
-        with _carrying([event_data]):
+        with self._carrying([event_data]):
             sender, seconds = self._sender(partition_id), self._bound(timeout)
             prepared = self._one(event_data, partition_key)
         sender.send(prepared, seconds)
@@ -146,7 +146,7 @@ class PairedEventHubProducer:
         """
         _warn_of(kwargs)
         given = event_data_batch if isinstance(event_data_batch, self._sdk.EventDataBatch) else []
-        with _carrying(given):
+        with self._carrying(given):
             if given is not event_data_batch:
                 for each in event_data_batch:  # one by one: an error of the iterable carries those before it
                     given.append(each)
@@ -187,6 +187,15 @@ class PairedEventHubProducer:
             prepared = self._one(event_data, partition_key)
         return sender.can_park(prepared)
 
+    @contextmanager
+    def _carrying(self, events: Any) -> Iterator[None]:
+        """Attach all events to an error that is raised before anything is sent."""
+        try:
+            yield
+        except Exception as error:
+            error.messages = self._sdk.events_of(events)  # type: ignore[attr-defined]
+            raise
+
     def _one(self, event: Any, partition_key: Any) -> PreparedSend:
         prepared: PreparedSend = self._sdk.one_event(event, self._namespace.host, self.eventhub_name, partition_key)
         return prepared
@@ -199,7 +208,7 @@ class PairedEventHubProducer:
                     "partition_id and partition_key should be None when sending an EventDataBatch "
                     "because type EventDataBatch itself may have partition_id or partition_key"
                 )
-            return sdk.whole_batch(events), self._sender(events._partition_id)
+            return sdk.whole_batch(events), self._sender(sdk.partition_of(events))
         sender = self._sender(partition_id)
         # Where no link has told a limit yet, the one that opens does.
         limit = sender.known_limit or sdk.UNLIMITED
@@ -274,16 +283,6 @@ class PairedEventHubProducer:
                 f"The producer to {self.eventhub_name} has been closed. Get a new one from the pairing."
             )
         self._pairing.check()
-
-
-@contextmanager
-def _carrying(events: Any) -> Iterator[None]:
-    """Attach all events to an error that is raised before anything is sent."""
-    try:
-        yield
-    except Exception as error:
-        error.messages = list(getattr(events, "_internal_events", events))  # type: ignore[attr-defined]
-        raise
 
 
 def _check_partition(partition_id: Any) -> None:

@@ -27,7 +27,7 @@ from pairbus import Namespace, PairingError, ProvisioningError, pair_namespaces
 from pairbus.localbus import LocalBus
 from pairbus.localbus.auth import DEFAULT_KEY_NAME
 from pairbus.sending import credential_check as credentials
-from pairbus.sending.pairing import _ask
+from pairbus.sending.pairing import _check_credentials
 from pairbus.sending.sdk.clients import put_token, token_sender
 from tests.support.pairing import SLACK, Pair, pairbus_threads, wait_until
 from tests.support.process_fixtures import create, key_of, sas_token
@@ -211,7 +211,7 @@ def test_a_credential_is_asked_once_and_not_again_where_provisioning_asks_it(pai
         assert mine.scopes == [("https://servicebus.azure.net//.default",)]
         both = of(pair.primary, pair.name, shared), of(secondary, "backup", shared)
         before = threading.active_count()
-        assert _ask(*both, None) == []
+        assert _check_credentials(*both, None) == []
         assert threading.active_count() == before
         pair.pairing(primary=both[0], secondary=both[1])
         pair.close_pairings()

@@ -30,6 +30,7 @@ from pairbus import (
     PairingError,
 )
 from pairbus.domain.backlog import queue_path
+from pairbus.runtime.backoff import Backoff
 from pairbus.sending import connections as lanes_module
 from pairbus.sending import provisioning
 from pairbus.sending.connections import SenderConnection
@@ -687,7 +688,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, paths: set[str], make: Callable[[],
         return made
 
     monkeypatch.setattr(provisioning, "administration_client", client)
-    monkeypatch.setattr(provisioning, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(provisioning, "_BACKOFF", Backoff(first=0.01, longest=0.01))
 
 
 def test_a_namespace_that_is_full_is_not_a_wrong_key(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

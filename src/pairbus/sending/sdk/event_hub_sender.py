@@ -227,6 +227,18 @@ def whole_batch(batch: EventDataBatch) -> PreparedEvents:
     return PreparedEvents(given._internal_events, given._message, batch)
 
 
+def partition_of(batch: EventDataBatch) -> str | None:
+    """Return the id of the partition that a caller's batch is for, if it is for one."""
+    given: Any = batch
+    found: str | None = given._partition_id
+    return found
+
+
+def events_of(events: Any) -> list[Any]:
+    """Return the events of a list or of a caller's batch, one by one."""
+    return list(getattr(events, "_internal_events", events))
+
+
 def new_batch(host: str, hub: str, partition_id: str | None, partition_key: Any, limit: int) -> EventDataBatch:
     """Return an empty batch of at most so many bytes, traced as going to that hub."""
     return EventDataBatch(limit, partition_id, partition_key, tracing_attributes=_attributes(host, hub))
@@ -270,8 +282,10 @@ __all__ = [
     "EventDataBatch",
     "HubSender",
     "PreparedEvents",
+    "events_of",
     "new_batch",
     "one_event",
+    "partition_of",
     "several_events",
     "whole_batch",
 ]
