@@ -1,9 +1,8 @@
-"""What a pairing is made of: two namespaces and its options; frozen, checked, and silent about secrets."""
+"""A namespace with its credential, and the options of a pairing; no `repr` of them shows a secret."""
 
 from __future__ import annotations
 
 import inspect
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 
+from .config import checks
+from .config.checks import LATE, POSITIVE, Problems, Range
 from .domain.backlog import namespace_name
 from .errors import OptionError
 
@@ -22,119 +23,109 @@ if TYPE_CHECKING:
 Duration = float | timedelta
 
 _MINUTE = 60.0
-#: Option → the least and the most it may be, in seconds, and how that is said.
-_RANGES: dict[str, tuple[float, float, str]] = {
-    "failover_interval": (0.0, 60 * _MINUTE, "0 … 60 min"),
-    "ping_primary_interval": (1.0, 30 * _MINUTE, "1 s … 30 min"),
-    "ping_timeout": (math.ulp(0.0), math.inf, "more than 0 s"),
-    "syphon_retry_interval": (1.0, 2 * _MINUTE, "1 s … 2 min"),
-    "send_timeout": (math.ulp(0.0), math.inf, "more than 0 s"),
-    "server_busy_wait": (0.0, 10 * _MINUTE, "0 … 10 min"),
+_RANGES = {
+    "failover_interval": Range(0.0, 60 * _MINUTE, "0 … 60 min"),
+    "ping_primary_interval": Range(1.0, 30 * _MINUTE, "1 s … 30 min"),
+    "ping_timeout": POSITIVE,
+    "syphon_retry_interval": Range(1.0, 2 * _MINUTE, "1 s … 2 min"),
+    "send_timeout": POSITIVE,
+    "server_busy_wait": Range(0.0, 10 * _MINUTE, "0 … 10 min"),
 }
-_CHOICES: dict[str, tuple[str, ...]] = {"ping": ("message", "attach"), "late": ("deliver", "dead-letter")}
-#: How a URI begins, also one of which `Path` has made a path.
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-_HOST = re.compile(r"(?:\[[0-9a-fA-F:.%]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::\d{1,5})?")
+_CHOICES: dict[str, tuple[str, ...]] = {"ping": ("message", "attach"), "late": LATE}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairingOptions:
-    """How a pairing behaves. Durations are seconds or `timedelta`, and are seconds once they are in here."""
+    """The options of a pairing, checked when they are made.
 
-    #: How many backlog queues are used.
+    Durations are given in seconds or as `timedelta`, and are stored in seconds. An option that is out of its range or
+    of another type raises `OptionError`, which names it.
+    """
+
+    #: The number of backlog queues.
     backlog_queue_count: int = 10
-    #: How long an entity may fail before it fails over; 0: at the first failure.
+    #: The time for which an entity must fail before it fails over; 0: the first failure fails it over.
     failover_interval: Duration = 60.0
-    #: How often an entity that is failed over is pinged, and how long a refused backlog queue is left alone.
+    #: The pause between two pings of a failed-over entity, and the time for which a refused backlog queue is not used.
     ping_primary_interval: Duration = 60.0
-    #: How long one ping may take.
+    #: The longest that one ping may take.
     ping_timeout: Duration = 120.0
-    #: Whether this process also moves parked messages back.
+    #: Also move parked messages back, in this process.
     enable_syphon: bool = False
-    #: Where that syphon keeps its journal; a folder of the user's state (~/.local/state/pairbus) if nothing is said.
+    #: The folder of that syphon's journal; None: one in the user's state folder (~/.local/state/pairbus).
     syphon_journal: str | Path | None = None
-    #: The syphon's pause between two passes over one backlog queue.
+    #: That syphon's pause between two passes over one backlog queue.
     syphon_retry_interval: Duration = 1.0
-    #: How long one send to either namespace may take.
+    #: The longest that one send to either namespace may take.
     send_timeout: Duration = 60.0
-    #: How long to wait before trying again when the service says that it is busy.
+    #: The pause before the next attempt when the service is busy.
     server_busy_wait: Duration = 10.0
-    #: `message`: a ping is a message that Service Bus takes and never delivers. `attach`: a link is opened and closed.
+    #: `message`: a ping is a message that Service Bus accepts and never delivers. `attach`: it opens and closes a link.
     ping: str = "message"
-    #: What the syphon does with a message whose life ended in the backlog.
+    #: The treatment of a message whose time to live ended in the backlog: `deliver` or `dead-letter`.
     late: str = "deliver"
-    #: Called with each event, on a thread of its own.
+    #: A function that is called with each event, on a thread of its own.
     on_event: Callable[[Event], object] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        count: Any = self.backlog_queue_count
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise OptionError(f"backlog_queue_count must be a whole number, 1 or more, not {count!r}")
-        for name, (least, most, said) in _RANGES.items():
-            value = getattr(self, name)
-            seconds = _seconds(value)
-            if seconds is None or not math.isfinite(seconds) or not least <= seconds <= most:
-                raise OptionError(f"{name} must be a duration of {said} (seconds or timedelta), not {value!r}")
-            object.__setattr__(self, name, seconds)
-        for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise OptionError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
-        syphon: Any = self.enable_syphon
-        if not isinstance(syphon, bool):
-            raise OptionError(f"enable_syphon must be True or False, not {syphon!r}")
-        journal: Any = self.syphon_journal
-        if journal is not None and (not isinstance(journal, (str, Path)) or not str(journal)):
-            raise OptionError(f"syphon_journal must be the path of a folder, not {_shown(journal)}")
-        if journal is not None and _URI.match(str(journal)):
-            raise OptionError(
-                f"syphon_journal must be a folder of this machine, or one mounted there, not {_shown(journal)}"
-            )
-        if self.on_event is not None and not callable(self.on_event):
-            raise OptionError(f"on_event must be callable with one event, not {self.on_event!r}")
+        problems: Problems = []
+        checks.whole(self.backlog_queue_count, 1, None, "backlog_queue_count", problems)
+        for name, allowed in _RANGES.items():
+            object.__setattr__(self, name, checks.duration(getattr(self, name), allowed, name, problems))
+        for name, words in _CHOICES.items():
+            checks.choice(getattr(self, name), words, name, problems)
+        checks.flag(self.enable_syphon, "enable_syphon", problems)
+        checks.local_folder(self.syphon_journal, "syphon_journal", problems)
+        on_event: Any = self.on_event
+        if on_event is not None and not callable(on_event):
+            problems.append(f"on_event must be callable with one event, not {on_event!r}")
+        checks.raise_first(problems)
 
     def seconds(self, name: str) -> float:
-        """One of the durations, as a number."""
+        """Return one of the durations as a number of seconds."""
         return float(getattr(self, name))
 
 
-def _seconds(value: Any) -> float | None:
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-
-
 class NoNameError(OptionError):
-    """A host that does not contain its namespace's name, and none was given."""
+    """A host that does not contain its namespace's name, and no name beside it."""
 
 
 @dataclass(frozen=True, repr=False, eq=False, kw_only=True)
 class Namespace:
-    """A Service Bus namespace, and how to get in. Its `repr` shows no secret, and it cannot be pickled.
+    """A Service Bus namespace and the credential for it.
 
-    `name` is needed where the host is an address or `localhost`, which name no namespace; `ca_file` where a private
-    authority has signed the host's certificate. `credential` is one of `azure-identity`'s, an `AzureSasCredential` or
-    an `AzureNamedKeyCredential`.
+    Its `repr` shows no secret, and it cannot be pickled.
+
+    Parameters
+    ----------
+    host
+        The host name, such as contoso.servicebus.windows.net.
+    credential
+        One of `azure-identity`'s synchronous credentials, an `AzureSasCredential` or an `AzureNamedKeyCredential`.
+    name
+        The namespace's name, if the host does not contain it, as an address or `localhost` does not.
+    ca_file
+        A file with the certificates of the authority that signed the host's, if that is a private one.
+    use_tls
+        False for plain AMQP, as an emulator uses it (`UseDevelopmentEmulator=true` in a connection string).
+
+    Raises
+    ------
+    OptionError
+        One of these is not as described; the error names it, and shows no secret.
     """
 
     host: str = field(kw_only=False)
     credential: Any
-    name: str = None  # type: ignore[assignment]  # found from the host, or refused
+    name: str = None  # type: ignore[assignment]  # replaced by the name in the host
     ca_file: str | Path | None = None
-    #: False: plain AMQP, as an emulator speaks it (`UseDevelopmentEmulator=true` in a connection string).
     use_tls: bool = True
 
     def __post_init__(self) -> None:
-        given: Any = self.host
-        host = given.strip().removeprefix("sb://").rstrip("/") if isinstance(given, str) else ""
-        if not _HOST.fullmatch(host):
-            raise OptionError(f"host must be a host name such as contoso.servicebus.windows.net, not {_shown(given)}")
-        object.__setattr__(self, "host", host)
+        problems: Problems = []
+        host = checks.host(self.host, "host", problems)
+        checks.raise_first(problems)
+        assert host is not None
         name: Any = self.name
         if name is None:
             name = namespace_name(host)
@@ -143,37 +134,37 @@ class Namespace:
                 f"the host {host} does not contain the namespace's name: pass it, Namespace(…, name='contoso'). The "
                 "primary's is part of the backlog queues' paths, so all senders and the syphon must use the same"
             )
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise OptionError(f"name must be a label such as contoso (letters, digits, - _ .), not {_shown(name)}")
-        object.__setattr__(self, "name", name.lower())
-        credential: Any = self.credential
-        get_token = None if isinstance(credential, type) else getattr(credential, "get_token", None)
-        if not isinstance(credential, (AzureSasCredential, AzureNamedKeyCredential)) and (
-            not callable(get_token) or inspect.iscoroutinefunction(get_token)
-        ):
-            kind = f"the class {credential.__name__}" if isinstance(credential, type) else type(credential).__name__
-            raise OptionError(
-                "credential must be one of azure-identity's credentials (not of azure.identity.aio), an "
-                f"AzureSasCredential or an AzureNamedKeyCredential, not {kind}"
-            )
-        file: Any = self.ca_file
-        if file is not None and not (isinstance(file, (str, Path)) and Path(file).is_file()):
-            raise OptionError(f"ca_file must be a file with certificates in PEM form, not {_shown(file)}: no such file")
-        if file is not None and not _has_certificate(Path(file)):
-            raise OptionError(f"ca_file must be a file with certificates in PEM form; {_shown(file)} has none")
+        object.__setattr__(self, "host", host)
+        object.__setattr__(self, "name", checks.label(name, "name", problems))
+        _check_credential(self.credential, problems)
+        _check_certificates(self.ca_file, problems)
+        checks.raise_first(problems)
 
     @classmethod
     def from_connection_string(
         cls, connection_string: str, *, name: str | None = None, ca_file: str | Path | None = None
     ) -> Namespace:
-        """A namespace from a connection string with a key (`SharedAccessKeyName`, `SharedAccessKey`) or a token
-        (`SharedAccessSignature`)."""
+        """Return the namespace of a connection string.
+
+        Parameters
+        ----------
+        connection_string
+            A string for the whole namespace, with a key (`SharedAccessKeyName`, `SharedAccessKey`) or a signature
+            (`SharedAccessSignature`).
+        name, ca_file
+            See `Namespace`.
+
+        Raises
+        ------
+        OptionError
+            The string is malformed, or is for one entity; the error quotes no secret.
+        """
         parts = _parts(connection_string)
         host = re.sub(r"^[a-z]+://", "", parts["endpoint"], flags=re.IGNORECASE).rstrip("/")
         if parts.get("entitypath"):
             raise OptionError(
-                f"the connection string is for one entity (EntityPath={_shown(parts['entitypath'])}): a pairing needs "
-                "one for the whole namespace"
+                f"the connection string is for one entity (EntityPath={checks.shown(parts['entitypath'])}): a pairing "
+                "needs one for the whole namespace"
             )
         credential: Any
         if parts.get("sharedaccesssignature"):
@@ -189,14 +180,14 @@ class Namespace:
         return cls(host, credential=credential, name=name, ca_file=ca_file, use_tls=not emulator)  # type: ignore[arg-type]
 
     def __copy__(self) -> Namespace:
-        return self  # nothing of it can change
+        return self  # it is immutable
 
     def __deepcopy__(self, memo: Any) -> Namespace:
         return self
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a Namespace cannot be pickled: its key would be there for all to read. Make it where it is used, on Spark "
+            "a Namespace cannot be pickled: the pickle would contain its key. Make it where it is used, on Spark "
             "for example inside foreachPartition: Namespace.from_connection_string(os.environ['PRIMARY'])"
         )
 
@@ -205,7 +196,7 @@ class Namespace:
 
 
 def refuse_same(primary: Namespace, secondary: Namespace) -> None:
-    """Raise if the two are one."""
+    """Raise `OptionError` if primary and secondary are one namespace."""
     if primary.host.lower() == secondary.host.lower():
         raise OptionError(
             f"primary and secondary are the same namespace, {primary.host}: when it is down, so is its backlog"
@@ -213,7 +204,7 @@ def refuse_same(primary: Namespace, secondary: Namespace) -> None:
 
 
 def _parts(connection_string: Any) -> dict[str, str]:
-    """The parts of a connection string by lower-cased name; errors quote nothing of it."""
+    """Return the parts of a connection string by lower-cased name; errors quote none of its values."""
     if not isinstance(connection_string, str) or not connection_string.strip():
         raise OptionError("the connection string is empty; it looks like Endpoint=sb://…;SharedAccessKeyName=…;…")
     parts: dict[str, str] = {}
@@ -229,15 +220,27 @@ def _parts(connection_string: Any) -> dict[str, str]:
     return parts
 
 
-def _has_certificate(file: Path) -> bool:
+def _check_credential(credential: Any, problems: Problems) -> None:
+    if isinstance(credential, (AzureSasCredential, AzureNamedKeyCredential)):
+        return
+    get_token = None if isinstance(credential, type) else getattr(credential, "get_token", None)
+    if not callable(get_token) or inspect.iscoroutinefunction(get_token):
+        kind = f"the class {credential.__name__}" if isinstance(credential, type) else type(credential).__name__
+        problems.append(
+            "credential must be one of azure-identity's credentials (not of azure.identity.aio), an "
+            f"AzureSasCredential or an AzureNamedKeyCredential, not {kind}"
+        )
+
+
+def _check_certificates(file: Any, problems: Problems) -> None:
+    if file is None:
+        return
+    right = "ca_file must be a file with certificates in PEM form"
+    if not isinstance(file, (str, Path)) or not Path(file).is_file():
+        problems.append(f"{right}, not {checks.shown(file)}: no such file")
+        return
     try:
-        return b"-----BEGIN CERTIFICATE-----" in file.read_bytes()
+        if b"-----BEGIN CERTIFICATE-----" not in Path(file).read_bytes():
+            problems.append(f"{right}; {checks.shown(file)} has none")
     except OSError as error:
-        raise OptionError(f"ca_file {_shown(file)} cannot be read: {error.strerror}") from error
-
-
-def _shown(value: Any) -> str:
-    """What is refused, unless a secret may be in it: keys, signatures and connection strings have a `=`."""
-    text = str(value) if isinstance(value, Path) else value
-    shown = isinstance(text, (str, int, float, type(None))) and "=" not in repr(text) and len(repr(text)) < 200
-    return repr(text) if shown else f"what was given (a {type(value).__name__}, not shown: it may hold a secret)"
+        problems.append(f"ca_file {checks.shown(file)} cannot be read: {error.strerror}")

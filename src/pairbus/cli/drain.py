@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from pairbus.config.syphon_config import SyphonConfig
-from pairbus.domain.backlog import told_queues
+from pairbus.domain.backlog import format_indexes
 from pairbus.errors import OptionError, PairbusError
 from pairbus.syphon.drain.relaxed_gc import seldom_collected
 from pairbus.syphon.service import Round, Service, service_for
@@ -82,7 +82,7 @@ def _tell(done: Round, stopped: bool) -> None:
             said += f", {each.in_doubt:,} in doubt" if each.in_doubt else ""
             print(f"queue {each.queue_index}: {said}{f': {each.error}' if each.error else ''}")
     if done.missing:
-        print(f"queue {told_queues(done.missing)}: does not exist")
+        print(f"queue {format_indexes(done.missing)}: does not exist")
     for index, depth in done.left_out.items():
         print(f"queue {index}: {depth:,} messages, which [syphon] queues or --queues leaves out")
     for held in done.held:

@@ -1,7 +1,7 @@
-"""What a syphon is told: two namespaces as references, how to drain, and where the ledger is. No secret is in here.
+"""The configuration of a syphon: references to two namespaces, the options of a drain, and the folders of the ledger.
 
 The TOML file is checked as a whole: one `ConfigError` names every mistake, and what would be right. A configuration can
-be pickled, written as JSON (`to_mapping`) and logged: it says where secrets are, and each process looks them up itself.
+be pickled, written as JSON (`to_mapping`) and logged: secrets are references, which each process resolves for itself.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pairbus.domain.backlog import told_queues
+from pairbus.domain.backlog import format_indexes
 from pairbus.errors import ConfigError, OptionError
 from pairbus.options import Namespace
 
-from . import checks as checking
-from .checks import Problems
+from . import checks
+from .checks import LATE, Problems, Range
 from .references import NamespaceReference
 
 if sys.version_info >= (3, 11):
@@ -29,12 +29,10 @@ else:
 __all__ = ["LedgerPlaces", "NamespaceReference", "Namespaces", "SyphonConfig", "parse_queues"]
 
 _MIB = 1024 * 1024
-_LATE = ("deliver", "dead-letter")
-#: Duration → the least and the most it may be, in seconds, and how that is said.
 _DURATIONS = {
-    "retry_interval": (1.0, 120.0, "1 s … 2 min"),
-    "idle_poll_interval": (1.0, 3600.0, "1 s … 1 h"),
-    "task_budget": (1.0, 3600.0, "1 s … 1 h"),
+    "retry_interval": Range(1.0, 120.0, "1 s … 2 min"),
+    "idle_poll_interval": Range(1.0, 3600.0, "1 s … 1 h"),
+    "task_budget": Range(1.0, 3600.0, "1 s … 1 h"),
 }
 _NUMBERS = {"window_messages": (1, 100_000), "window_bytes": (_MIB, 1024 * _MIB)}
 _NAMESPACES = ("primary", "secondary", "event_hubs")
@@ -47,7 +45,7 @@ TABLES = ("outcomes", "batches")
 
 
 class Namespaces(NamedTuple):
-    """The namespaces that a configuration refers to, looked up: these hold secrets."""
+    """The resolved namespaces of a configuration; they hold secrets."""
 
     primary: Namespace
     secondary: Namespace
@@ -55,7 +53,7 @@ class Namespaces(NamedTuple):
 
 
 class LedgerPlaces(NamedTuple):
-    """Where a Spark job keeps what it must not lose."""
+    """The folders or URIs in which a Spark job keeps its state."""
 
     ledger: str
     checkpoint: str
@@ -64,28 +62,32 @@ class LedgerPlaces(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SyphonConfig:
-    """How a syphon drains a backlog; checked, in its final form, and without secrets."""
+    """The options of a syphon, checked when they are made, without secrets.
+
+    A value that is not as described raises `ConfigError`, whose `problems` name each.
+    """
 
     primary: NamespaceReference
     secondary: NamespaceReference
-    #: The namespace of the event hubs that messages were parked for, if there is one.
+    #: The namespace of the event hubs for which messages were parked, if any.
     event_hubs: NamespaceReference | None = None
     #: Indexes of the backlog queues.
     queues: tuple[int, ...] = tuple(range(10))
-    #: What becomes of a message whose life ended in the backlog: `deliver` or `dead-letter`.
+    #: The treatment of a message whose time to live ended in the backlog: `deliver` or `dead-letter`.
     late: str = "deliver"
     #: Seconds between two passes over one backlog queue.
     retry_interval: float = 1.0
-    #: Seconds between two questions to the secondary while the backlog is empty.
+    #: Seconds between two queries of the backlog's depth while it is empty.
     idle_poll_interval: float = 120.0
-    #: Seconds that a task may drain before it makes room for another queue's.
+    #: Seconds that a task may drain one queue before the task of another queue takes its place.
     task_budget: float = 30.0
-    #: How many messages, and how many bytes of them, one queue may have in flight.
+    #: The messages, and their bytes, that one queue may have in flight.
     window_messages: int = 32_000
     window_bytes: int = 32 * _MIB
     #: Messages a second for the whole syphon; None: no limit.
     max_rate: float | None = None
-    #: Folder or URI of the Delta tables, of the query's checkpoint and of the journals; only Spark needs the first two.
+    #: The folder or URI of the Delta tables, of the query's checkpoint and of the journals. Only Spark needs the first
+    #: two.
     ledger: str | None = None
     checkpoint: str | None = None
     journal: str | None = None
@@ -104,7 +106,7 @@ class SyphonConfig:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SyphonConfig:
-        """The configuration in a TOML file."""
+        """Return the configuration in a TOML file; `ConfigError` names the file and every mistake."""
         try:
             return cls.from_mapping(_read(path))
         except ConfigError as error:
@@ -119,9 +121,23 @@ class SyphonConfig:
         max_rate: float | None = None,
         needs: Mapping[str, str],
     ) -> SyphonConfig:
-        """The configuration in a TOML file but for what a command line says, ready for use: one `ConfigError` names all
-        that is wrong with either, the keys of `[ledger]` that are missing (and why they are needed), and the references
-        that cannot be resolved here."""
+        """Return the configuration in a TOML file with the overrides of a command line.
+
+        Parameters
+        ----------
+        path
+            The TOML file.
+        queues, max_rate
+            The command line's values; None keeps those of the file.
+        needs
+            Required keys of `[ledger]`, each with the reason to append where it is missing.
+
+        Raises
+        ------
+        ConfigError
+            Everything that is wrong with the file or the command line, required keys that are missing, and references
+            that cannot be resolved here.
+        """
         data = _read(path)
         problems: Problems = []
         config = None
@@ -130,15 +146,15 @@ class SyphonConfig:
         except ConfigError as error:
             problems += error.problems
         if queues is not None:
-            checking.queues(queues, "--queues", problems)
+            checks.queues(queues, "--queues", problems)
         if max_rate is not None:
-            checking.rate(max_rate, "--max-rate", problems)
+            checks.rate(max_rate, "--max-rate", problems)
         given = data.get("ledger")
         for key, why in needs.items():
             of_path = key == "journal" and isinstance(given, dict) and "path" in given
             if not of_path and not (isinstance(given, dict) and key in given):
                 problems.append(f"[ledger] {key} is missing{why}")
-        for name in _NAMESPACES:  # those that are wrong in themselves are told by now
+        for name in _NAMESPACES:  # malformed references are among the problems already
             reference = NamespaceReference.read(data[name], f"[{name}]", []) if name in data else None
             try:
                 if isinstance(reference, NamespaceReference):
@@ -151,17 +167,17 @@ class SyphonConfig:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> SyphonConfig:
-        """The configuration in a mapping of the TOML file's form."""
+        """Return the configuration in a mapping of the TOML file's form; `ConfigError` names every mistake."""
         problems: Problems = []
-        tables = checking.table(mapping, _TABLES, "the configuration", problems)
+        tables = checks.table(mapping, _TABLES, "the configuration", problems)
         values: dict[str, Any] = {}
         for name in _NAMESPACES:
             if name in tables:
                 values[name] = NamespaceReference.read(tables[name], f"[{name}]", problems)
             elif name != "event_hubs":
                 problems.append(f'[{name}] is missing; it needs connection = "env:NAME", or host and credential')
-        values |= checking.table(tables.get("syphon", {}), _SYPHON, "[syphon]", problems)
-        ledger = checking.table(tables.get("ledger", {}), tuple(_LEDGER), "[ledger]", problems)
+        values |= checks.table(tables.get("syphon", {}), _SYPHON, "[syphon]", problems)
+        ledger = checks.table(tables.get("ledger", {}), tuple(_LEDGER), "[ledger]", problems)
         values |= {_LEDGER[key]: value for key, value in ledger.items()}
         values = _checked(values, problems)
         if problems:
@@ -169,10 +185,10 @@ class SyphonConfig:
         return cls(**values)
 
     def to_mapping(self) -> dict[str, dict[str, Any]]:
-        """The same as a mapping that `from_mapping` takes and JSON can hold."""
+        """Return the configuration as a mapping that `from_mapping` takes and JSON can hold."""
         namespaces = {name: getattr(self, name) for name in _NAMESPACES}
         syphon: dict[str, Any] = {key: getattr(self, key) for key in _SYPHON}
-        syphon["queues"] = told_queues(self.queues)
+        syphon["queues"] = format_indexes(self.queues)
         syphon["max_rate"] = self.max_rate or 0
         ledger = {key: getattr(self, field) for key, field in _LEDGER.items()}
         return {
@@ -182,7 +198,7 @@ class SyphonConfig:
         }
 
     def with_overrides(self, *, queues: str | int | None = None, max_rate: float | None = None) -> SyphonConfig:
-        """The same but for what a command line says; None leaves a value as it is, a rate of 0 lifts the limit."""
+        """Return a copy with the values of a command line; None keeps a value, a rate of 0 removes the limit."""
         changes: dict[str, Any] = {}
         if queues is not None:
             changes["queues"] = parse_queues(queues, "--queues") if isinstance(queues, str) else queues
@@ -191,7 +207,7 @@ class SyphonConfig:
         return replace(self, **changes)
 
     def resolve(self) -> Namespaces:
-        """All namespaces, looked up by this process; one `ConfigError` names each that cannot be."""
+        """Return all namespaces, resolved in this process; one `ConfigError` names each that cannot be."""
         problems: Problems = []
         found: list[Namespace | None] = []
         for name in _NAMESPACES:
@@ -208,7 +224,7 @@ class SyphonConfig:
         return Namespaces(primary, secondary, event_hubs)
 
     def require_ledger(self) -> LedgerPlaces:
-        """The three places that a Spark job needs; a `ConfigError` names those that are missing."""
+        """Return the three folders that a Spark job needs; `ConfigError` names those that are missing."""
         missing = [f"[ledger] {key} is missing; a Spark job needs it" for key in _LEDGER if self._place(key) is None]
         if self.ledger is None or self.checkpoint is None or self.journal is None:
             raise ConfigError(missing)
@@ -218,12 +234,12 @@ class SyphonConfig:
         return getattr(self, _LEDGER[key])
 
 
-#: What a Spark job needs of `[ledger]`, and what is said of a key that is missing.
+#: The keys of `[ledger]` that a Spark job needs, each with the text for an error where it is missing.
 OF_A_JOB = dict.fromkeys(_LEDGER, "; a Spark job needs it")
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a TOML file holds."""
+    """Return the content of a TOML file."""
     try:
         found: dict[str, Any] = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -236,29 +252,29 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def parse_queues(text: str, name: str = "queues") -> tuple[int, ...]:
-    """Indexes from text such as "0-4,7"; a `ConfigError` says what is wrong with it."""
+    """Return the indexes in text such as "0-4,7"; `ConfigError` says what is wrong with it."""
     problems: Problems = []
-    found = checking.queues(text, name, problems)
+    found = checks.queues(text, name, problems)
     if problems:
         raise ConfigError(problems)
     return found
 
 
 def _checked(values: dict[str, Any], problems: Problems) -> dict[str, Any]:
-    """The same values in their final form; what is wrong is told by the key of the file."""
+    """Return the values in their final form; problems name the file's keys."""
     final = dict(values)
     if "queues" in final:
-        final["queues"] = checking.queues(final["queues"], "[syphon] queues", problems)
+        final["queues"] = checks.queues(final["queues"], "[syphon] queues", problems)
     if "late" in final:
-        final["late"] = checking.choice(final["late"], _LATE, "[syphon] late", problems)
-    for key, limits in _DURATIONS.items():
+        final["late"] = checks.choice(final["late"], LATE, "[syphon] late", problems)
+    for key, allowed in _DURATIONS.items():
         if key in final:
-            final[key] = checking.duration(final[key], *limits, f"[syphon] {key}", problems)
+            final[key] = checks.duration(final[key], allowed, f"[syphon] {key}", problems, accepts_text=True)
     for key, (least, most) in _NUMBERS.items():
         if key in final:
-            final[key] = checking.whole(final[key], least, most, f"[syphon] {key}", problems)
+            final[key] = checks.whole(final[key], least, most, f"[syphon] {key}", problems)
     if "max_rate" in final:
-        final["max_rate"] = checking.rate(final["max_rate"], "[syphon] max_rate", problems)
+        final["max_rate"] = checks.rate(final["max_rate"], "[syphon] max_rate", problems)
     _check_ledger(final, problems)
     _check_pair(final.get("primary"), final.get("secondary"), problems)
     return final
@@ -267,40 +283,40 @@ def _checked(values: dict[str, Any], problems: Problems) -> dict[str, Any]:
 def _check_ledger(final: dict[str, Any], problems: Problems) -> None:
     given = {key for key, field in _LEDGER.items() if final.get(field) is not None}
     for key, field in _LEDGER.items():
-        final[field] = checking.place(final.get(field), f"[ledger] {key}", problems)
-        if final[field] is not None and (wrong := checking.strange_host(final[field])) is not None:
+        final[field] = checks.place(final.get(field), f"[ledger] {key}", problems)
+        if final[field] is not None and (wrong := checks.wrong_authority(final[field])) is not None:
             problems.append(f"[ledger] {key} {wrong}")
     if "checkpoint" in given and "path" not in given:
         problems.append("[ledger] has a checkpoint and no path: only a Spark job has a checkpoint, and it needs both")
     if "journal" not in given and final["ledger"] is not None:
         final["journal"] = f"{final['ledger'].rstrip('/')}/_journal"
     _check_apart(final["ledger"], final["checkpoint"], final["journal"], problems)
-    if final["journal"] is not None and (scheme := checking.strange_scheme(final["journal"])) is not None:
+    if final["journal"] is not None and (scheme := checks.unknown_scheme(final["journal"])) is not None:
         problems.append(
             f"[ledger] journal: no journal can be kept on {scheme}:// (by default it is _journal below path); it must "
-            f"be an absolute path or a URI of {', '.join(checking.JOURNAL_SCHEMES)}"
+            f"be an absolute path or a URI of {', '.join(checks.JOURNAL_SCHEMES)}"
         )
 
 
 def _check_apart(path: str | None, checkpoint: str | None, journal: str | None, problems: Problems) -> None:
-    """Checkpoint and journal each have a folder of their own; they may be in the ledger's, but not in a table's."""
-    for one, other, shared, held in (
+    """Check that checkpoint and journal have folders of their own; those may be in the ledger's, not in a table's."""
+    for one, other, first, second in (
         ("path", "checkpoint", path, checkpoint),
         ("path", "journal", path, journal),
         ("checkpoint", "journal", checkpoint, journal),
     ):
-        if shared is not None and shared == held:
-            problems.append(f"[ledger] {one} and {other} must be two folders, not both {checking.shown(shared)}")
+        if first is not None and first == second:
+            problems.append(f"[ledger] {one} and {other} must be two folders, not both {checks.shown(first)}")
             return
     tables = [(f"{(path or '').rstrip('/')}/{name}", f"the table {name}") for name in TABLES if path is not None]
     for key, inner, others in (
         ("checkpoint", checkpoint, [*tables, (journal, "the journal")]),
         ("journal", journal, [*tables, (checkpoint, "the checkpoint")]),
     ):
-        for outer, said in others:
+        for outer, text in others:
             if inner is not None and outer is not None and f"{inner}/".startswith(f"{outer}/"):
                 problems.append(
-                    f"[ledger] {key} must be a folder of its own, not in {said} as {checking.shown(inner)} is"
+                    f"[ledger] {key} must be a folder of its own, not in {text} as {checks.shown(inner)} is"
                 )
 
 

@@ -60,7 +60,7 @@ def queue_path(namespace: str, index: int) -> str:
     return f"{namespace}/x-servicebus-transfer/{index}"
 
 
-def told_queues(indexes: Sequence[int]) -> str:
+def format_indexes(indexes: Sequence[int]) -> str:
     """Indexes in the short form that `queues` reads: "0-4,7"."""
     runs: list[list[int]] = []
     for index in sorted(indexes):

@@ -1,43 +1,91 @@
-"""The SDK's administration client for a `Namespace`, whichever credential it has."""
+"""The SDK's administration client for a `Namespace`, and the list of queues with what the SDK leaves out of it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
-from azure.servicebus._base_handler import ServiceBusSharedKeyCredential
-from azure.servicebus.management import QueueRuntimeProperties, ServiceBusAdministrationClient
+from azure.core.pipeline.transport import HttpRequest, RequestsTransport
+from azure.servicebus.management import ServiceBusAdministrationClient
 
 from pairbus.options import Namespace
 
-from .bounded_credential import bounded
+from .credential import deadline_credential
+
+#: Namespaces of the service's Atom feed.
+_ATOM = "{http://www.w3.org/2005/Atom}"
+_SERVICE_BUS = "{http://schemas.microsoft.com/netservices/2010/10/servicebus/connect}"
+
+
+@dataclass(frozen=True, slots=True)
+class ListedQueue:
+    """One queue in the list of a namespace's queues."""
+
+    name: str
+    active_messages: int
+    #: The deliveries after which the service dead-letters a message; None if the list does not say.
+    max_delivery_count: int | None
 
 
 def administration_client(namespace: Namespace, timeout: float) -> ServiceBusAdministrationClient:
-    """An administration client that tries once, and not for ever; nor does it wait so for its credential."""
+    """Return an administration client that tries each request once.
+
+    Parameters
+    ----------
+    namespace
+        The namespace, with any credential that a `Namespace` may have.
+    timeout
+        The longest wait for a connection, and for an answer, in seconds.
+    """
     options: dict[str, Any] = {"retry_total": 0, "connection_timeout": timeout, "read_timeout": timeout}
     if namespace.ca_file is not None:
         options["connection_verify"] = str(namespace.ca_file)
     credential = namespace.credential
     if isinstance(credential, AzureNamedKeyCredential):
-        credential = ServiceBusSharedKeyCredential(*credential.named_key)
-    elif isinstance(credential, AzureSasCredential):
-        credential = _SignatureCredential(credential)
-    return ServiceBusAdministrationClient(namespace.host, bounded(credential), **options)
+        name, key = credential.named_key
+        return ServiceBusAdministrationClient.from_connection_string(
+            f"Endpoint=sb://{namespace.host};SharedAccessKeyName={name};SharedAccessKey={key}", **options
+        )
+    if isinstance(credential, AzureSasCredential):
+        transport = _SignatureTransport(credential, **options)
+        return ServiceBusAdministrationClient(namespace.host, _NoToken(), transport=transport, **options)
+    return ServiceBusAdministrationClient(namespace.host, deadline_credential(credential), **options)
 
 
-def max_delivery_count(queue: QueueRuntimeProperties) -> int | None:
-    """How often a queue of a list gives a message out: the SDK has read it, and does not show it."""
-    described: Any = getattr(queue, "_internal_qr", None)
-    count = getattr(described, "max_delivery_count", None)
-    return None if count is None else int(count)
+def list_queues(client: ServiceBusAdministrationClient, start_index: int) -> list[ListedQueue]:
+    """Return one page of the namespace's queues, from a position in the list: one billable operation.
+
+    Raises the SDK's error if the service does not answer.
+    """
+    limits: dict[str, int] = {}
+
+    def read_limits(_: Any, feed: Any, __: Any) -> Any:
+        for entry in feed.iterfind(f"{_ATOM}entry"):
+            if (count := entry.findtext(f".//{_SERVICE_BUS}MaxDeliveryCount")) is not None:
+                limits[entry.findtext(f"{_ATOM}title")] = int(count)
+        return feed
+
+    # `cls` is azure-core's hook for an answer: the service lists the delivery count, and the SDK does not show it.
+    listed = client.list_queues_runtime_properties(start_index=start_index, cls=read_limits)
+    page = list(next(listed.by_page(), ()))
+    return [ListedQueue(queue.name, int(queue.active_message_count or 0), limits.get(queue.name)) for queue in page]
 
 
-class _SignatureCredential(ServiceBusSharedKeyCredential):
-    """A shared access signature for the administration client, which by itself would send it as a bearer token."""
+class _SignatureTransport(RequestsTransport):  # type: ignore[misc]  # azure-core loads it lazily
+    """An HTTP transport that sends a shared access signature, which the client itself would send as a bearer token."""
 
-    def __init__(self, credential: AzureSasCredential) -> None:
-        self._signature = credential
+    def __init__(self, credential: AzureSasCredential, **options: Any) -> None:
+        super().__init__(**options)
+        self._credential = credential
+
+    def send(self, request: HttpRequest, **kwargs: Any) -> Any:
+        request.headers["Authorization"] = self._credential.signature  # read each time, since it may be renewed
+        return super().send(request, **kwargs)
+
+
+class _NoToken:
+    """A credential whose token the transport replaces."""
 
     def get_token(self, *scopes: str, **kwargs: Any) -> AccessToken:
-        return AccessToken(self._signature.signature, 0)  # 0: asked for each time, so a renewed one is seen
+        return AccessToken("replaced by the transport", 0)

@@ -1,116 +1,170 @@
-"""No answer from the network, or from storage, is waited for without a bound."""
+"""Blocking calls with a deadline: each runs on a daemon thread that may be left behind.
+
+A credential, a resolver or a storage client may block for ever, and Python cannot interrupt it. The call therefore runs
+on a daemon thread, and its caller stops waiting in time. A thread of an executor would not do: the event loop and the
+interpreter join those when they end.
+
+`start_call` is the mechanism: it returns a `concurrent.futures.Future`. `call_with_deadline` waits for that in
+synchronous code, `call_in_thread` in asyncio, together with `deadline`; `CallThread` makes calls one after another.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import concurrent.futures
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-#: How long a connection, a link, a token or a message may take to be answered.
+#: The longest wait for a connection, a link, a token or the answer to a message.
 ANSWER_SECONDS = 30.0
-#: How long a journal may take to make rows durable. Locks have ended by then: nothing that it may still do would help.
+#: The longest wait for a journal to make rows durable. Locks have ended by then, so waiting longer would not help.
 JOURNAL_SECONDS = 60.0
 
 
-class bounded:
-    """`asyncio.timeout`, which Python 3.10 does not have."""
+def start_call(call: Callable[[], T], name: str, on_end: Callable[[Future[T]], None] | None = None) -> Future[T]:
+    """Start a call on a daemon thread of its own.
+
+    Parameters
+    ----------
+    call
+        The function to call.
+    name
+        The thread's name.
+    on_end
+        Called with the future exactly once: on the thread when the call has ended, or here if it is never made.
+
+    Returns
+    -------
+    Future
+        The call's result or exception. Waiting for it with a time-out leaves the thread behind.
+
+    Raises
+    ------
+    RuntimeError
+        The process cannot start another thread. An exception that interrupts the start, such as Ctrl-C, is raised as
+        well; the call is then made only if it has begun already.
+    """
+    future: Future[T] = Future()
+    if on_end is not None:
+        future.add_done_callback(on_end)
+    try:
+        threading.Thread(target=_run, args=(future, call), name=name, daemon=True).start()
+    except BaseException:
+        future.cancel()
+        raise
+    return future
+
+
+def call_with_deadline(call: Callable[[], T], seconds: float, name: str) -> T:
+    """Make a call that may block for ever, and wait for it no longer than the deadline.
+
+    Parameters
+    ----------
+    call
+        The function to call.
+    seconds
+        The longest wait.
+    name
+        The name of the thread that makes the call.
+
+    Returns
+    -------
+    object
+        The call's result.
+
+    Raises
+    ------
+    TimeoutError
+        The call has not ended in time; its thread is left behind. Errors of the call itself are raised unchanged.
+    """
+    future = start_call(call, name)
+    if not is_done_within(future, seconds):
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return future.result()
+
+
+def is_done_within(future: Future[Any], seconds: float) -> bool:
+    """Wait for a call, and return True if it ended within so many seconds."""
+    concurrent.futures.wait([future], seconds)
+    return future.done()
+
+
+async def call_in_thread(call: Callable[[], T], name: str) -> T:
+    """Return the result of a call that may block for ever, made on a thread of its own.
+
+    Cancelling the wait, as `deadline` does, leaves the thread behind.
+    """
+    return await asyncio.wrap_future(start_call(call, name))
+
+
+class CallThread:
+    """A daemon thread that makes blocking calls one after another, in the order in which they were given."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    async def call(self, call: Callable[[], T]) -> T:
+        """Return a call's result.
+
+        A call that was not begun when its wait is cancelled is never made. RuntimeError if the thread cannot be
+        started; the next call tries again.
+        """
+        if self._thread is None:
+            thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            thread.start()
+            self._thread = thread
+        future: Future[T] = Future()
+        self._calls.put((future, call))
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """End the thread after the calls that were given before."""
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (given := self._calls.get()) is not None:
+            _run(*given)
+            del given  # an idle thread must not keep the last call's rows alive
+
+
+class deadline:
+    """`asyncio.timeout`, which Python 3.10 does not have: `asyncio.TimeoutError` if the body takes longer."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._task: asyncio.Task[Any] | None = None
-        self._fired = False
+        self._has_passed = False
 
     async def __aenter__(self) -> None:
         self._task = asyncio.current_task()
-        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._fire)
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._pass)
 
-    def _fire(self) -> None:
-        self._fired = True
+    def _pass(self) -> None:
+        self._has_passed = True
         assert self._task is not None
         self._task.cancel()
 
     async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._timer.cancel()
-        if self._fired and kind is asyncio.CancelledError:
+        if self._has_passed and kind is asyncio.CancelledError:
             raise asyncio.TimeoutError from error
 
 
-class Aside:
-    """A thread for calls that may block for ever, such as those of a stranger's code or of storage: made one after
-    another, and nobody waits for it to end. A thread of the loop's executor is joined when the loop ends."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    async def __call__(self, call: Callable[[], T]) -> T:
-        """What a call gives. Who stops waiting hears nothing of it any more."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
-
-        def settle(value: T | None, error: BaseException | None) -> None:
-            if answer.done():
-                return  # nobody waits any more
-            if error is not None:
-                answer.set_exception(error)
-            else:
-                answer.set_result(value)  # type: ignore[arg-type]
-
-        def run() -> None:
-            value, error = None, None
-            try:
-                value = call()
-            except BaseException as raised:
-                error = raised
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                loop.call_soon_threadsafe(settle, value, error)
-
-        if self._thread is None:
-            thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-            thread.start()  # if there are no more threads, the next call tries again, and this one is never made
-            self._thread = thread
-        self._calls.put(run)
-        return await answer
-
-    def _work(self) -> None:
-        while (run := self._calls.get()) is not None:
-            run()
-
-    def end(self) -> None:
-        """No more calls come; the thread ends when those before have."""
-        self._calls.put(None)
-
-
-async def aside(call: Callable[[], T], name: str) -> T:
-    """What a call gives that may block for ever, on a thread of its own."""
-    thread = Aside(name)
+def _run(future: Future[T], call: Callable[[], T]) -> None:
+    """Make a call and hand its result or exception to the future, unless that was cancelled before."""
+    if not future.set_running_or_notify_cancel():
+        return
     try:
-        return await thread(call)
-    finally:
-        thread.end()
-
-
-def within(seconds: float, call: Callable[[], None], name: str) -> None:
-    """Make a call that may block for ever where there is no loop; TimeoutError if it does not end in time, and then
-    nobody waits for it any more."""
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            call()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    if raised:
-        raise raised[0]
+        result = call()
+    except BaseException as error:
+        future.set_exception(error)
+        del future  # the error's traceback refers to this frame, and the future to the error
+    else:
+        future.set_result(result)

@@ -8,15 +8,16 @@ would use one thread for each.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 from azure.servicebus.exceptions import OperationTimeoutError
 
+from pairbus.runtime.bounded_call import start_call
 from pairbus.runtime.redaction import describe_error
 
 from .attempt import Attempt
@@ -127,45 +128,26 @@ class SenderConnection:
             return
         if self._cut:
             raise self._timeout_error("The link could not be opened: its connection was cut.")
-        outcome: list[BaseException | None] = []
         self._opening = done = threading.Event()
         if self.was_cut:  # just now, by a thread that may not have seen the event
             done.set()
         self._being_opened = True
-        turn = [None]  # taken by the one that must tidy up: the new thread, from when it begins
 
-        def run() -> None:
-            try:
-                turn.pop()
-            except IndexError:
-                return  # the caller was interrupted, and has tidied up
-            try:
-                self.sender.__enter__()
-                outcome.append(None)
-            except BaseException as error:  # handed to the caller
-                outcome.append(error)
-            finally:
-                self._being_opened = False
-                self._watchdog.end(self)
-                done.set()
-            if self._cut:  # its caller has given up
+        def on_end(call: Future[Any]) -> None:
+            self._being_opened = False
+            self._watchdog.end(self)
+            done.set()
+            if self._cut and not call.cancelled():  # its caller has stopped waiting
                 self.close()
 
         self._watchdog.begin(self, time.monotonic() + timeout)
-        try:
-            threading.Thread(target=run, name="pairbus-open", daemon=True).start()
-        except BaseException:  # no more threads; or Ctrl-C, which may come when it has begun
-            with contextlib.suppress(IndexError):
-                turn.pop()
-                self._being_opened = False
-                self._watchdog.end(self)
-            raise
+        opening = start_call(self.sender.__enter__, "pairbus-open", on_end)
         done.wait(min(timeout, threading.TIMEOUT_MAX))
-        if not outcome:
+        if not opening.done():
             self.cut()
             raise self._timeout_error(f"The link could not be opened within {timeout:g} s.")
-        if outcome[0] is not None:
-            raise at_opening(outcome[0])
+        if (error := opening.exception()) is not None:
+            raise at_opening(error)
         self.limit = self.sender.create_message_batch().max_size_in_bytes
         self.opened = True
 

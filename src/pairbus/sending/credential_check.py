@@ -17,7 +17,8 @@ from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 
 from pairbus.errors import PairingError
 from pairbus.options import Namespace
-from pairbus.runtime.bounded_credential import bounded
+from pairbus.runtime.bounded_call import is_done_within, start_call
+from pairbus.runtime.credential import deadline_credential
 from pairbus.runtime.redaction import describe_error
 
 from .sdk.classification import has_no_credential, status_of
@@ -42,18 +43,8 @@ class Inquiry(ABC):
     def __init__(self, role: str, namespace: Namespace, patience: float) -> None:
         self._role = role
         self._namespace = namespace
-        self._failure: Exception | None = None
-        self._answered = threading.Event()
         self._deadline = time.monotonic() + patience
-        threading.Thread(target=self._run, name=f"pairbus-credential {namespace.host}", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self._try()
-        except Exception as error:
-            self._failure = error
-        finally:
-            self._answered.set()
+        self._call = start_call(self._try, f"pairbus-credential {namespace.host}")
 
     @abstractmethod
     def _try(self) -> None:
@@ -68,9 +59,10 @@ class Inquiry(ABC):
 
         A network that fails, or no answer in time, is no reason not to start: sends tell, or are parked.
         """
-        self._answered.wait(max(self._deadline - time.monotonic(), 0.0))
-        failure = self._failure
-        if failure is None:
+        if not is_done_within(self._call, max(self._deadline - time.monotonic(), 0.0)):
+            return
+        failure = self._call.exception()
+        if not isinstance(failure, Exception):
             return
         whose = f"the credential of {self._role} {self._namespace.host}"
         if (refusal := self._refusal(failure)) is not None:
@@ -86,7 +78,7 @@ class TokenInquiry(Inquiry):
         super().__init__(role, namespace, _TOKEN_SECONDS)
 
     def _try(self) -> None:
-        credential = bounded(self._namespace.credential)
+        credential = deadline_credential(self._namespace.credential)
         try:
             credential.get_token(self._scope)
         except Exception:

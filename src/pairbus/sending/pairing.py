@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from pairbus.errors import OptionError, PairedNamespaceClosedError, PairingError
 from pairbus.options import Namespace, PairingOptions, refuse_same
-from pairbus.runtime.bounded_credential import bounded
+from pairbus.runtime.credential import deadline_credential
 from pairbus.runtime.redaction import describe_error
 
 from . import events
@@ -134,7 +134,9 @@ class PairedNamespace:
         self._pid = os.getpid()
         self._operations = Operations()
         # Referenced here, so that the last tokens outlive the connections that they were for.
-        self._credentials = [bounded(each.credential) for each in (primary, secondary, event_hubs) if each is not None]
+        self._credentials = [
+            deadline_credential(each.credential) for each in (primary, secondary, event_hubs) if each is not None
+        ]
         inquiries = _check_credentials(primary, secondary, event_hubs)
         provisioned = provision(primary, secondary, options.backlog_queue_count, self._operations, _MANAGEMENT_SECONDS)
         for inquiry in inquiries:

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from pairbus.domain.backlog import PROPERTIES, queue_path, told_queues
+from pairbus.domain.backlog import PROPERTIES, format_indexes, queue_path
 from pairbus.options import Namespace
-from pairbus.runtime.administration import administration_client, max_delivery_count
+from pairbus.runtime.administration import administration_client, list_queues
 
 log = logging.getLogger("pairbus.syphon")
 
@@ -50,7 +50,7 @@ class Depths:
 def none_exists_text(depths: Depths, secondary: Namespace, primary_name: str) -> str:
     """What to say when not one of the wanted queues is there: an empty backlog is something else."""
     if depths.others:
-        asked, found = told_queues(sorted(depths.by_index)), told_queues(sorted(depths.others))
+        asked, found = format_indexes(sorted(depths.by_index)), format_indexes(sorted(depths.others))
         return f"{secondary.host} has no backlog queue {asked} of {primary_name}: there are {found}"
     return (
         f"{secondary.host} has no backlog queue {queue_path(primary_name, 0)}, nor any other of {primary_name}. Is "
@@ -67,7 +67,7 @@ def left_out_text(left_out: Mapping[int, int], primary_name: str) -> str:
 def warn_of_wear(depths: Depths, primary_name: str) -> None:
     """Say which queues give a message out only so often, if any."""
     for times in sorted(set(depths.given_out.values())):
-        those = told_queues([index for index, count in depths.given_out.items() if count == times])
+        those = format_indexes([index for index, count in depths.given_out.items() if count == times])
         log.warning(
             "backlog queue %s of %s has max_delivery_count=%d: a message that is held back is given out again with "
             "each try, and after so many the service dead-letters it by itself, without a row in the ledger; pairbus "
@@ -81,7 +81,7 @@ def warn_of(depths: Depths, secondary: Namespace, primary_name: str) -> None:
     if depths.none_exists:
         log.warning("%s", none_exists_text(depths, secondary, primary_name))
     elif depths.missing:
-        log.warning("%s has no backlog queue %s of %s", secondary.host, told_queues(depths.missing), primary_name)
+        log.warning("%s has no backlog queue %s of %s", secondary.host, format_indexes(depths.missing), primary_name)
     warn_of_wear(depths, primary_name)
     if depths.left_out:
         log.warning("%s", left_out_text(depths.left_out, primary_name))
@@ -116,13 +116,13 @@ def backlog_depths(
             while (wanted or indexes is None) and (end is None or at < end) and not is_last:
                 # Pages go by position: should a queue be deleted meanwhile, the next one begins a little earlier.
                 at -= _OVERLAP if at > start else 0
-                page = list(next(client.list_queues_runtime_properties(start_index=at).by_page(), ()))
+                page = list_queues(client, at)
                 pages, is_last = pages + 1, len(page) < _PAGE
                 for queue in page:
-                    name, depth = queue.name.lower(), int(queue.active_message_count or 0)
+                    name, depth = queue.name.lower(), queue.active_messages
                     if (index := wanted.pop(name, None)) is not None:
                         found[index] = depth
-                        if (times := max_delivery_count(queue) or _FOR_EVER) < _FOR_EVER:
+                        if (times := queue.max_delivery_count or _FOR_EVER) < _FOR_EVER:
                             given_out[index] = times
                         first = at if first is None else min(first, at)
                     elif name.startswith(prefix) and (number := name.removeprefix(prefix)).isdecimal():

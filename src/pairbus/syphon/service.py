@@ -19,7 +19,7 @@ from pairbus.domain.outcome import Head, Held, QueueSummary, held_over, out_of_r
 from pairbus.errors import PairbusError
 from pairbus.options import Namespace, refuse_same
 from pairbus.runtime import bounded_call as bounds
-from pairbus.runtime.bounded_call import aside, within
+from pairbus.runtime.bounded_call import call_in_thread, call_with_deadline
 from pairbus.runtime.redaction import describe_error
 
 from .depths import Depths, backlog_depths, none_exists_text, warn_of, warn_of_wear
@@ -156,7 +156,9 @@ class Service:
     def begin(self) -> None:
         """Make sure that journals can be written; raises OSError if not, before a message is touched."""
         if not self._begun:
-            within(bounds.JOURNAL_SECONDS, lambda: self._folder.begin(self._run, None), "pairbus-journal-begin")
+            call_with_deadline(
+                lambda: self._folder.begin(self._run, None), bounds.JOURNAL_SECONDS, "pairbus-journal-begin"
+            )
             self._wary_until = time.monotonic() + LONGEST_LOCK if self._folder.after_a_kill else 0.0
             if self._wary_until:
                 log.info(
@@ -228,7 +230,7 @@ class Service:
     def _end(self) -> None:
         """End the run in order, if the disk lets it: an error of its own would hide what happened before."""
         try:
-            within(bounds.JOURNAL_SECONDS, self._folder.finish, "pairbus-journal-end")
+            call_with_deadline(self._folder.finish, bounds.JOURNAL_SECONDS, "pairbus-journal-end")
         except Exception as error:  # whatever a store raises
             self.not_ended = f"the journal {self._folder.where} could not be ended in order: {error}"
 
@@ -312,7 +314,7 @@ class Service:
             return QueueSummary(index, seconds=time.monotonic() - began, error=f"{type(error).__name__}: {error}")
         finally:
             try:
-                await aside(lambda: close_journal(journal, index), "pairbus-journal-end")
+                await call_in_thread(lambda: close_journal(journal, index), "pairbus-journal-end")
             except RuntimeError as error:  # no more threads: it is only not marked as finished
                 log.warning("the journal of queue %d could not be closed: %s", index, error)
 

@@ -30,6 +30,7 @@ from pairbus import (
     PairingError,
 )
 from pairbus.domain.backlog import queue_path
+from pairbus.runtime import bounded_call
 from pairbus.runtime.backoff import Backoff
 from pairbus.sending import connections as lanes_module
 from pairbus.sending import provisioning
@@ -420,7 +421,7 @@ def test_a_send_that_is_interrupted_as_a_link_begins_to_open_leaves_nothing_behi
 
     pair.primary.pause()
     with monkeypatch.context() as patched:
-        patched.setattr(lanes_module, "threading", SimpleNamespace(**{**vars(threading), "Thread": Interrupted}))
+        patched.setattr(bounded_call, "threading", SimpleNamespace(**{**vars(threading), "Thread": Interrupted}))
         for _ in range(3):
             with pytest.raises(KeyboardInterrupt):
                 sender.send_messages(ServiceBusMessage("interrupted"))

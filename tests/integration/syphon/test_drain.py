@@ -548,11 +548,11 @@ def test_held_messages_are_given_back_at_the_end(pair: Pair, backlog: Backlog) -
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"window_messages": 0}, "window_messages must be 1 or more, not 0"),
+        ({"window_messages": 0}, "window_messages must be a whole number, 1 or more, not 0"),
         ({"late": "never"}, "late must be one of deliver, dead-letter, not 'never'"),
-        ({"budget": 0.0}, "budget must be more than 0, or None, not 0.0"),
-        ({"max_rate": -1.0}, "max_rate must be more than 0, or None, not -1.0"),
-        ({"answer_timeout": 0.0}, "answer_timeout must be more than 0 seconds, not 0.0"),
+        ({"budget": 0.0}, r"budget must be more than 0 s \(seconds or timedelta\), not 0.0"),
+        ({"max_rate": -1.0}, "max_rate must be a number of messages a second, 0 for no limit, not -1.0"),
+        ({"answer_timeout": 0.0}, r"answer_timeout must be more than 0 s \(seconds or timedelta\), not 0.0"),
     ],
 )
 def test_bad_options_are_refused_by_name(options: dict[str, Any], said: str) -> None:

@@ -411,10 +411,10 @@ def test_a_journal_that_cannot_be_closed_for_want_of_a_thread(
     for index in range(2):
         backlog.park(queue, *numbered(3), index=index)
 
-    async def aside(call: Any, name: str) -> None:
+    async def call_in_thread(call: Any, name: str) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(service_module, "aside", aside)
+    monkeypatch.setattr(service_module, "call_in_thread", call_in_thread)
     done = Service(pair.primary_namespace(), pair.secondary_namespace(), [0, 1], str(tmp_path)).once()
     assert [(each.delivered, each.error) for each in done.queues] == [(3, None), (3, None)]
 

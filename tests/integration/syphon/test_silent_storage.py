@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 import threading
@@ -209,15 +208,15 @@ def test_a_run_that_cannot_be_begun_or_ended_is_not_waited_for(
 
 _PROCESS = """
 import asyncio, threading
-from pairbus.syphon import bounds
-from pairbus.syphon.books import Writer
+from pairbus.runtime import bounded_call
+from pairbus.syphon.drain.journal_batcher import Writer
 
 class Silent:
     def prepare(self): threading.Event().wait()
     def write(self, rows): ...
 
 async def main():
-    bounds.JOURNAL_SECONDS = 0.2
+    bounded_call.JOURNAL_SECONDS = 0.2
     try:
         await Writer(Silent()).prepare()
     except TimeoutError as error:
@@ -231,20 +230,3 @@ def test_a_process_ends_while_its_journal_is_silent() -> None:
     """Neither the event loop nor the interpreter waits for the thread that hangs."""
     ended = subprocess.run([sys.executable, "-c", _PROCESS], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "the journal did not answer within 0.2 s\n", "")
-
-
-async def test_a_call_for_which_there_is_no_thread_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not later either, when nobody waits for it; and the next one is, as soon as there are threads again."""
-    made: list[str] = []
-    thread = bounds.Aside("pairbus-test")
-
-    def start(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as short:
-        short.setattr(threading.Thread, "start", start)
-        with pytest.raises(RuntimeError, match="new thread"):
-            await thread(lambda: made.append("first"))
-    await asyncio.wait_for(thread(lambda: made.append("second")), 30)
-    thread.end()
-    assert made == ["second"]

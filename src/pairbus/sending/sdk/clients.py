@@ -9,7 +9,7 @@ from typing import Any
 from azure.servicebus import ServiceBusClient, ServiceBusSender, TransportType
 
 from pairbus.options import Namespace
-from pairbus.runtime.bounded_credential import bounded
+from pairbus.runtime.credential import deadline_credential
 
 from .connection_patches import patch_connection
 from .handshake import BoundedHandshake
@@ -38,7 +38,7 @@ def service_bus_client(namespace: Namespace, try_timeout: float) -> ServiceBusCl
     """Return a client that tries once: the paired sender decides when to try again."""
     return ServiceBusClient(
         namespace.host,
-        bounded(namespace.credential),
+        deadline_credential(namespace.credential),
         retry_total=0,
         try_timeout=try_timeout,
         transport_type=TransportType.Amqp,

@@ -26,7 +26,7 @@ from azure.eventhub.exceptions import (
 
 from pairbus.domain.cost import operations_of
 from pairbus.options import Namespace
-from pairbus.runtime.bounded_credential import bounded
+from pairbus.runtime.credential import deadline_credential
 
 from .clients import connection_options
 from .connection_patches import patch_connection
@@ -81,7 +81,7 @@ class HubSender:
         self._client: Any = EventHubProducerClient(
             namespace.host,
             hub,
-            bounded(namespace.credential),
+            deadline_credential(namespace.credential),
             # The SDK pauses after a try even if it was the last.
             retry_total=0,
             retry_backoff_factor=0,

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pairbus.domain.conditions import ENTITY_CONDITIONS, Refusal, refusal_of
-from pairbus.runtime.bounded_call import ANSWER_SECONDS, aside, bounded
+from pairbus.runtime.bounded_call import ANSWER_SECONDS, call_in_thread, deadline
 
 from .link import ConnectionLost, LinkError
 from .request_response import Refused, Requests
@@ -55,8 +55,8 @@ class Authority:
             return token_for(self._connection.namespace, path, event_hubs=self._event_hubs)
 
         try:
-            async with bounded(timeout):
-                return await aside(ask, "pairbus-token")
+            async with deadline(timeout):
+                return await call_in_thread(ask, "pairbus-token")
         except asyncio.TimeoutError:
             raise LinkError(
                 "com.microsoft:timeout", f"the credential gave no token for {path} within {timeout:g} s"

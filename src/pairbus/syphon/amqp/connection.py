@@ -20,7 +20,7 @@ from proton import Connection as Engine
 from proton import Transport
 
 from pairbus.options import Namespace
-from pairbus.runtime.bounded_call import ANSWER_SECONDS, bounded
+from pairbus.runtime.bounded_call import ANSWER_SECONDS, deadline
 
 from .cbs import Authority
 from .link import (
@@ -95,7 +95,7 @@ class Connection(asyncio.Protocol):
         host, port = _host_and_port(namespace)
         try:
             tls = _tls(namespace) if namespace.use_tls else None
-            async with bounded(timeout):
+            async with deadline(timeout):
                 made._authority.begin(timeout)
                 await made.loop.create_connection(
                     lambda: made, host, port, ssl=tls, server_hostname=host if tls is not None else None
@@ -120,7 +120,7 @@ class Connection(asyncio.Protocol):
             self._engine.close()
             self.wants_output()
             with contextlib.suppress(asyncio.TimeoutError):
-                async with bounded(timeout):
+                async with deadline(timeout):
                     while self.lost is None:
                         await asyncio.sleep(0.005)
         self._drop()
@@ -182,7 +182,7 @@ class Connection(asyncio.Protocol):
         link._wrapper.open()
         self.wants_output()
         try:
-            async with bounded(timeout):
+            async with deadline(timeout):
                 await link.opened()
         except asyncio.TimeoutError:
             link.close()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pairbus.domain.amqp import sections
 from pairbus.domain.amqp.codec import AmqpDecodeError, decode, encode, encode_list, encode_map
-from pairbus.runtime.bounded_call import ANSWER_SECONDS, bounded
+from pairbus.runtime.bounded_call import ANSWER_SECONDS, deadline
 
 from .link import ACCEPTED, LinkError, Receiver, Sender, lib
 
@@ -90,7 +90,7 @@ class Requests:
         answer = self._waiting[number] = self._connection.loop.create_future()
         self._allow_answers()
         try:
-            async with bounded(timeout):
+            async with deadline(timeout):
                 while not sender.credit:
                     if sender.closed is not None:
                         raise sender.closed

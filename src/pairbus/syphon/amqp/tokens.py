@@ -49,9 +49,9 @@ def token_for(namespace: Namespace, path: str, *, event_hubs: bool = False) -> T
         ends = _EXPIRY.search(given)
         return Token(given, SAS_TYPE, float(ends.group(1)) if ends else now + LIFETIME_SECONDS)
     # Imported here, since it takes the SDK along. A credential that hangs is asked once, not by every link anew.
-    from pairbus.runtime.bounded_credential import bounded
+    from pairbus.runtime.credential import deadline_credential
 
-    found = bounded(credential).get_token(_SCOPES[event_hubs])
+    found = deadline_credential(credential).get_token(_SCOPES[event_hubs])
     return Token(str(found.token), JWT_TYPE, float(found.expires_on))
 
 

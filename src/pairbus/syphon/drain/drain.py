@@ -14,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pairbus.config import checks
+from pairbus.config.checks import Problems
 from pairbus.domain.outcome import Held, Outcome, QueueSummary
-from pairbus.errors import OptionError
 from pairbus.options import Namespace
-from pairbus.runtime.bounded_call import aside
+from pairbus.runtime.bounded_call import call_in_thread
 
 from .completion import Reach
 from .drain_pass import Pass
@@ -82,17 +83,15 @@ class DrainOptions:
         )
 
     def __post_init__(self) -> None:
+        problems: Problems = []
         for name in ("window_messages", "window_bytes", "held_messages"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name} must be 1 or more, not {getattr(self, name)!r}")
-        for name in ("budget", "max_rate"):
-            if (value := getattr(self, name)) is not None and not value > 0:
-                raise OptionError(f"{name} must be more than 0, or None, not {value!r}")
-        for name in ("retry_interval", "answer_timeout"):
-            if not getattr(self, name) > 0:
-                raise OptionError(f"{name} must be more than 0 seconds, not {getattr(self, name)!r}")
-        if self.late not in ("deliver", "dead-letter"):
-            raise OptionError(f"late must be one of deliver, dead-letter, not {self.late!r}")
+            checks.whole(getattr(self, name), 1, None, name, problems)
+        for name in ("budget", "retry_interval", "answer_timeout"):
+            if name != "budget" or self.budget is not None:
+                checks.duration(getattr(self, name), checks.POSITIVE, name, problems)
+        object.__setattr__(self, "max_rate", checks.rate(self.max_rate, "max_rate", problems))
+        checks.choice(self.late, checks.LATE, "late", problems)
+        checks.raise_first(problems)
 
 
 def never() -> bool:
@@ -285,7 +284,7 @@ class Drain:
         try:
             while True:
                 if asking is None and self._stop is not never:
-                    asking = asyncio.get_running_loop().create_task(aside(self._stop, "pairbus-stop"))
+                    asking = asyncio.get_running_loop().create_task(call_in_thread(self._stop, "pairbus-stop"))
                 left = _STOP_SECONDS if ends is None else max(min(ends - time.monotonic(), _STOP_SECONDS), 0.0)
                 looked = time.monotonic()
                 if asking is not None and (await asyncio.wait([asking], timeout=left))[0]:

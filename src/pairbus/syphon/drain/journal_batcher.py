@@ -9,7 +9,7 @@ from typing import Protocol
 
 from pairbus.domain.outcome import Row, Rows
 from pairbus.runtime import bounded_call as bounds
-from pairbus.runtime.bounded_call import Aside, bounded
+from pairbus.runtime.bounded_call import CallThread, deadline
 
 from .in_flight import Moving
 
@@ -27,7 +27,7 @@ class Writer:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._thread = Aside("pairbus-journal")
+        self._thread = CallThread("pairbus-journal")
 
     async def prepare(self) -> None:
         await self._called(self._journal.prepare)
@@ -38,15 +38,15 @@ class Writer:
     async def _called(self, call: Callable[[], None]) -> None:
         seconds = bounds.JOURNAL_SECONDS
         try:
-            async with bounded(seconds):
-                await self._thread(call)
+            async with deadline(seconds):
+                await self._thread.call(call)
         except asyncio.TimeoutError as error:
             if error.args:
                 raise  # one of the storage's own
             raise TimeoutError(f"the journal did not answer within {seconds:g} s") from None
 
     def end(self) -> None:
-        self._thread.end()
+        self._thread.close()
 
 
 class Books:

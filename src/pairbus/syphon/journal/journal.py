@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from pairbus.domain.outcome import Head, Rows
 from pairbus.runtime import bounded_call as bounds
-from pairbus.runtime.bounded_call import within
+from pairbus.runtime.bounded_call import call_with_deadline
 
 from .frame_format import DATA, END, Frames, frame
 from .storage import LocalPlace, Place, named, place_at, split, write_all
@@ -163,7 +163,7 @@ def close_journal(journal: Journal, queue_index: int) -> None:
     """Close it; what keeps it from being closed is told, and changes nothing: its rows are durable. One whose storage
     does not answer is left as it is."""
     try:
-        within(bounds.JOURNAL_SECONDS, journal.close, "pairbus-journal-end")
+        call_with_deadline(journal.close, bounds.JOURNAL_SECONDS, "pairbus-journal-end")
     except Exception as error:  # it is only not marked as finished
         _logger.warning("the journal of queue %d could not be closed: %s", queue_index, error)
 

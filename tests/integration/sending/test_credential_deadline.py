@@ -1,4 +1,4 @@
-"""A credential that does not answer holds up nobody for longer than it may, and one that does is none the wiser."""
+"""A credential has a deadline for each token: in itself, and in a pairing whose sends need one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from azure.servicebus import ServiceBusMessage
 from pairbus import Namespace, PairedNamespace, PairingError, PairingOptions, ProvisioningError, pair_namespaces
 from pairbus.domain.conditions import Meaning
 from pairbus.localbus import LocalBus
-from pairbus.runtime import bounded_credential as module
-from pairbus.runtime.bounded_credential import bounded
+from pairbus.runtime import credential as module
+from pairbus.runtime.credential import deadline_credential
 from pairbus.sending.sdk.classification import has_no_credential, meaning_of
 from tests.support.pairing import IMPATIENT, Pair, entity_of, idle_connection, pairbus_threads, wait_until
 from tests.support.process_fixtures import create
@@ -78,7 +78,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_credential_that_answers_is_asked_each_time_and_its_answer_is_handed_on(credential: Informing) -> None:
     """Arguments, token and error are the very ones; an error is not hidden by a token that is still good."""
-    patient = bounded(credential)
+    patient = deadline_credential(credential)
     first = patient.get_token(SCOPE, claims="more", tenant_id="t")
     second = patient.get_token(SCOPE)
     assert (first.token, second.token) == ("eyJ0.eyJ1.secret1", "eyJ0.eyJ1.secret2")
@@ -92,18 +92,18 @@ def test_a_credential_that_answers_is_asked_each_time_and_its_answer_is_handed_o
 def test_keys_and_signatures_stay_what_they_are_and_a_credential_has_one_bounded(credential: Informing) -> None:
     """An SDK tells keys and signatures by their class. All who use one credential share what is known of it."""
     for key in (AzureNamedKeyCredential("name", "a2V5"), AzureSasCredential("sr=x")):
-        assert bounded(key) is key
-    assert bounded(credential) is bounded(credential)
+        assert deadline_credential(key) is key
+    assert deadline_credential(credential) is deadline_credential(credential)
 
 
 def test_token_info_is_there_where_the_credential_has_it(credential: Informing) -> None:
     """azure-core looks for `get_token_info`, and calls it with options; what else a credential has is there, too."""
-    patient = bounded(credential)
+    patient = deadline_credential(credential)
     found = patient.get_token_info(SCOPE, options={"enable_cae": True})
     assert isinstance(found, AccessTokenInfo)
     assert credential.asked == [((SCOPE,), {"options": {"enable_cae": True}})]
     assert patient.life == 3600.0
-    assert not hasattr(bounded(Holding()), "get_token_info")
+    assert not hasattr(deadline_credential(Holding()), "get_token_info")
     assert not hasattr(patient, "token_type")
 
 
@@ -111,7 +111,7 @@ def test_token_info_is_there_where_the_credential_has_it(credential: Informing) 
 @pytest.mark.parametrize("method", ["get_token", "get_token_info"])
 def test_while_it_does_not_answer_the_last_token_is_given_again(credential: Informing, method: str) -> None:
     """However many ask meanwhile, one thread waits for it; when the new token has come, that is the last one."""
-    ask: Callable[..., Any] = getattr(bounded(credential), method)
+    ask: Callable[..., Any] = getattr(deadline_credential(credential), method)
     first = ask(SCOPE)
     credential.hold()
     with ThreadPoolExecutor(8) as pool:
@@ -129,7 +129,7 @@ def test_without_a_good_token_it_raises_as_one_that_could_not_be_asked(credentia
     """None yet, one that has ended, one for something else, one that the service wants another for: no token is given,
     and the error says so. For a sender that is a network that fails, no refusal."""
     credential.life = -1
-    ask = bounded(credential).get_token
+    ask = deadline_credential(credential).get_token
     ask(SCOPE)
     credential.life = 3600
     ask("another scope")
@@ -147,22 +147,22 @@ def test_a_token_that_ends_while_another_is_waited_for_is_not_given(
     credential: Informing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The service would refuse it, and a refusal is no outage; that there is none to be had in time is one."""
-    ask = bounded(credential).get_token
+    ask = deadline_credential(credential).get_token
     ask(SCOPE)
     credential.hold()
     answers = iter([True, False])
-    monkeypatch.setattr(module, "_is_good", lambda token: next(answers))
+    monkeypatch.setattr(module, "_is_valid", lambda token: next(answers))
     with pytest.raises(ClientAuthenticationError, match="in time") as raised:
         ask(SCOPE)
     assert meaning_of(raised.value) is Meaning.OUTAGE
 
 
 def test_it_shows_no_token(credential: Informing) -> None:
-    """Not while it holds one."""
-    patient = bounded(credential)
+    """Neither its `repr` nor its text, while it holds one."""
+    patient = deadline_credential(credential)
     patient.get_token(SCOPE)
-    assert repr(patient) == "<BoundedCredential of Informing>"
-    assert "secret" not in repr(patient._asking)
+    assert repr(patient) == "<DeadlineCredential of Informing>"
+    assert str(patient) == repr(patient)
 
 
 # --- in a pairing ----------------------------------------------------------------------------------------------------
