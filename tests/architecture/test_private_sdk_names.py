@@ -69,7 +69,7 @@ def private_uses(path: Path, package: list[Path]) -> set[str]:
     tree = ast.parse(path.read_text())
     names = set(imports(tree))
     found = {name for name in names if is_private_import(name)}
-    if "sending" in path.parts or any(name.split(".")[0] == "azure" for name in names):
+    if SOURCE / "sending" in path.parents or any(name.split(".")[0] == "azure" for name in names):
         found |= set(touched(tree)) - defined([ast.parse(each.read_text()) for each in package])
     return found
 
