@@ -24,17 +24,12 @@ from pairbus import (
     PairedNamespace,
     PairedNamespaceClosedError,
     PairingOptions,
-    options,
     pair_namespaces,
 )
 from pairbus.sending import pairing as pairing_module
 from tests.support.pairing import SLACK, Pair, pairbus_threads, wait_until, watchdog_of
 
-
-@pytest.fixture(autouse=True)
-def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pings be more frequent than the options allow, so that no test waits for them."""
-    monkeypatch.setitem(options._RANGES, "ping_primary_interval", (0.1, 1800.0, "any"))
+pytestmark = pytest.mark.usefixtures("quick_pings")
 
 
 def hosts(pair: Pair) -> tuple[str, str]:

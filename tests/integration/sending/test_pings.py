@@ -26,7 +26,7 @@ from azure.servicebus.exceptions import (
     ServiceBusError,
 )
 
-from pairbus import Namespace, PairedNamespace, PairedSender, options
+from pairbus import Namespace, PairedNamespace, PairedSender
 from pairbus.domain.amqp import sections as amqp
 from pairbus.domain.amqp.codec import decode
 from pairbus.localbus import LocalBus
@@ -38,10 +38,7 @@ CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
 INTERVAL = 0.3
 
 
-@pytest.fixture(autouse=True)
-def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pings be more frequent than the options allow, so that no test waits for them."""
-    monkeypatch.setitem(options._RANGES, "ping_primary_interval", (0.1, 1800.0, "any"))
+pytestmark = pytest.mark.usefixtures("quick_pings")
 
 
 class Wire:
@@ -299,19 +296,30 @@ def ping_is_under_way(sender: PairedSender) -> Any:
     return sender._entity._ping_connection
 
 
-def test_close_stops_a_ping_that_hangs_within_a_second(pair: Pair) -> None:
-    """The primary is frozen and a ping waits for an answer: after close its task is gone within a second."""
+@pytest.mark.parametrize("end", ["pairing", "half"])
+@pytest.mark.parametrize("phase", ["opening", "sending"])
+def test_close_cuts_a_ping_that_hangs_within_a_second(pair: Pair, phase: str, end: str) -> None:
+    """The primary does not answer a ping: after the end of the pairing, or of a half, its thread is gone within a
+    second, and the ping does not count as a failed one."""
     queue = pair.queue()
     bus = pair.pairing(ping_primary_interval=INTERVAL, ping_timeout=60, send_timeout=1.5)
     sender = bus.get_queue_sender(queue).__enter__()
-    pair.primary.pause()
+    if phase == "opening":
+        pair.primary.pause()
+    else:
+        pair.primary.faults.black_hole(queue)
     pair.declare_down(bus, queue)
     wait_until(lambda: ping_is_under_way(sender))
-    closing = threading.Thread(target=bus.close)
+    if phase == "sending":
+        wait_until(lambda: ping_is_under_way(sender).opened)
+    closing = threading.Thread(target=bus.close if end == "pairing" else bus.primary.close)
     closing.start()
     wait_until(lambda: not ping_threads(), 1 + SLACK, ping_threads)
     closing.join(60)
     assert not closing.is_alive()
+    bus.close()
+    assert not pair.told("ping failed")
+    assert bus.status().entities[queue].last_ping_error is None
 
 
 def test_close_stops_a_ping_that_cannot_even_connect_within_a_second(

@@ -16,7 +16,7 @@ import pytest
 from azure.core.credentials import AccessToken, AzureSasCredential
 from azure.servicebus import ServiceBusMessage
 
-from pairbus import BacklogUnavailableError, Namespace, OptionError, PairingError, PairingOptions, options
+from pairbus import BacklogUnavailableError, Namespace, OptionError, PairingError, PairingOptions
 from pairbus.localbus import LocalBus
 from pairbus.localbus.auth import DEFAULT_KEY_NAME
 from pairbus.runtime.redaction import describe_error
@@ -27,10 +27,7 @@ WRONG_KEY = "d3Jvbmcta2V5LXRoYXQtbm9ib2R5LW1heS1zZWU="
 JWT = "eyJhbGciOiJub25lIn0.eyJhdWQiOiJzZWNyZXQtY2xhaW1zIn0.c2VjcmV0LXNpZ25hdHVyZQ"
 
 
-@pytest.fixture(autouse=True)
-def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pings be more frequent than the options allow, so that no test waits for them."""
-    monkeypatch.setitem(options._RANGES, "ping_primary_interval", (0.1, 1800.0, "any"))
+pytestmark = pytest.mark.usefixtures("quick_pings")
 
 
 class Token:

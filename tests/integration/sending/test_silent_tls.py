@@ -24,7 +24,6 @@ from pairbus import (
     PairedNamespace,
     PairingOptions,
     ProvisioningError,
-    options,
     pair_namespaces,
 )
 from pairbus.domain.conditions import Meaning
@@ -38,10 +37,7 @@ from tests.support.pairing import IMPATIENT, Pair, pairbus_threads, wait_until
 ATTEMPTS = 5
 
 
-@pytest.fixture(autouse=True)
-def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pings be more frequent than the options allow, so that no test waits for them."""
-    monkeypatch.setitem(options._RANGES, "ping_primary_interval", (0.1, 1800.0, "any"))
+pytestmark = pytest.mark.usefixtures("quick_pings")
 
 
 def sockets() -> int:

@@ -17,11 +17,10 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
 
 from pairbus import BacklogUnavailableError, PairedNamespace, PairedSender
-from tests.support.pairing import Pair, pairbus_threads, wait_until
+from tests.support.pairing import SLACK, Pair, pairbus_threads, wait_until
 
 #: Long enough that a bound which is applied twice does not pass for one with slack.
 TIMEOUT = 6.0
-SLACK = 5.5
 
 
 def took(call: Callable[[], Any]) -> tuple[float, BaseException | None]:
