@@ -348,7 +348,10 @@ def test_places_without_a_secret_are_taken(place: str) -> None:
         ("abfss://container/x", "names no storage account: write abfss://container@account.dfs.core.windows.net/…"),
         ("abfs://container@/x", "names no storage account: write abfs://container@account.dfs.core.windows.net/…"),
         ("s3a:///x", "names no bucket: write s3a://bucket/…"),
-        ("file://host/x", "names the host host, but each machine looks for the folder on its own disks: write file:///…"),
+        (
+            "file://host/x",
+            "names the host host, but each machine looks for the folder on its own disks: write file:///…",
+        ),
     ],
 )
 def test_a_place_whose_host_is_missing_or_one_too_many(key: str, place: str, said: str) -> None:

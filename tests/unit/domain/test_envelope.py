@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from pairbus.domain import envelope
 from pairbus.domain.amqp import sections
-from pairbus.domain.amqp.codec import AmqpDecodeError, Described, Long, Symbol, Timestamp, UInt, ULong, decode, encode
-from pairbus.domain.envelope import EnvelopeError, NotParkableError, park, parking, restore
+from pairbus.domain.amqp.codec import Described, Long, Symbol, Timestamp, UInt, ULong, decode, encode
+from pairbus.domain.envelope import EnvelopeError, NotParkableError, park, restore
 from tests.support.amqp_messages import CORPUS
 from tests.support.envelope_messages import ID, NOW, through_localbus
 from tests.support.envelope_runs import (
@@ -234,48 +234,6 @@ def test_the_random_messages_need_every_word_of_the_form() -> None:
     """What is generated is odd enough: each word occurs, and messages that need none do too."""
     words = {"header", "ttl", "delivery", "annotations", "place", "key", "properties", "expiry", "order", "none"}
     assert {word for word, times in run(1, 2_000).items() if times > 20} == words
-
-
-def long_way(raw: bytes, namespace: str | None) -> bytes | None:
-    try:
-        return parking._park(raw, "orders", ID, namespace)
-    except (NotParkableError, AmqpDecodeError):
-        return None
-
-
-_TEXTS = st.one_of(st.just(b"\x40"), st.text(max_size=12).map(encode))
-_VALUES = st.one_of(
-    _TEXTS, st.sampled_from([encode(b"raw"), encode(Timestamp(5)), encode(ULong(3)), encode(UUID(int=7))])
-)
-
-
-@settings(max_examples=500, deadline=None)
-@given(
-    st.one_of(st.lists(_TEXTS, max_size=14), st.lists(_VALUES, max_size=13)),
-    st.sampled_from([0, 1, 4, 300]),
-    st.sampled_from([None, None, "hubs", "h" * 250]),
-    st.sampled_from([b"", sections.section(0x78, b"\xc1\x01\x00"), b"\x00"]),
-    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 255)), max_size=2),
-)
-def test_the_short_cut_of_usual_messages_makes_what_the_long_way_makes(
-    fields: list[bytes], size: int, namespace: str | None, behind: bytes, changes: list[tuple[int, int]]
-) -> None:
-    """Properties of all kinds, a data section, what may lie behind it, and bytes of it changed: the same, or nothing
-    where the long way refuses it."""
-    properties = sections.list_section(b"\x00\x53\x73", fields, len(fields))
-    raw = bytearray(properties + sections.section(0x75, encode(b"x" * size)) + behind)
-    for place, value in changes:
-        raw[min(place, len(raw) - 1)] = value
-    short = parking._park_usual(bytes(raw), "orders", namespace)
-    assert short is None or short == long_way(bytes(raw), namespace)
-
-
-@pytest.mark.parametrize("size", [0, 1, 255, 256, 70_000])
-@pytest.mark.parametrize("session", [None, "s", "s" * 120])
-def test_what_most_messages_are_takes_the_short_cut(size: int, session: str | None) -> None:
-    sent = sdk(ServiceBusMessage(b"x" * size, message_id="m", subject="orders", session_id=session))
-    for namespace in (None, "hubs"):
-        assert parking._park_usual(sent, "orders", namespace) == long_way(sent, namespace) is not None
 
 
 @pytest.mark.campaign

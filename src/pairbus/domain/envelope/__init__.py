@@ -1,8 +1,8 @@
-"""Park and restore: what parking changes in an encoded message, and its exact inverse.
+"""Park and restore: the changes that parking makes to an encoded message, and their exact inverse.
 
 Three fields would act on the backlog queue itself: the session id, the time to live and the scheduled enqueue time.
-`park` clears them and keeps them as application properties, beside the path of the destination; `restore` puts them
-back. Both work on the message's sections: body, footer, and every field and entry that is not named here pass
+`park` clears them and keeps them as application properties, together with the path of the destination; `restore` puts
+them back. Both work on the message's sections: body, footer, and every field and entry that is not named here pass
 through as bytes and are never decoded.
 
     cleared                                              kept as                         on the wire
@@ -13,25 +13,25 @@ through as bytes and are never decoded.
     -                                                    x-pairbus-namespace (if given)  string
     -                                                    x-pairbus-form (if needed)      string
 
-A broker writes the header and both maps of annotations anew when it delivers. Where they, or anything else that
-cannot be told from the parked message, were not of the most usual form, `x-pairbus-form` says what they were like.
+A broker rewrites the header and both maps of annotations when it delivers. `x-pairbus-form` describes the encoding of
+the original where the parked message does not show it and it was not the most usual one.
 
-**The promise.** For every message that `park` does not refuse, `restore(park(message)) == message`, byte for byte,
+**The guarantee.** For every message that `park` does not refuse, `restore(park(message)) == message`, byte for byte,
 also with a broker between them that passes on the sender's sections from the properties on, and the annotations, as
-they were sent (their container, descriptors, order and the header may change). But for three things:
+they were sent (their container, descriptors, order and the header may change). There are three exceptions:
 
-- a message without an id keeps the one that `park` gave it (in a properties section that is made if need be);
-- `absolute-expiry-time`, if it was sent along with a time to live, is `now` plus the time to live;
-- what belongs to the broker (`BROKER_OWNED`, such as x-opt-sequence-number and the lock token) is removed, even if
-  it was the sender who wrote it: every broker does so too.
+- a message without an id keeps the one that `park` gave it (in a properties section that is added if needed);
+- `absolute-expiry-time`, if it was sent together with a time to live, is `now` plus the time to live;
+- the broker's annotations (`BROKER_OWNED`, such as x-opt-sequence-number and the lock token) are removed, even if the
+  sender wrote them: every broker does so too.
 
-Through a broker that encodes the rest anew, every value and its AMQP type are the same.
+Through a broker that re-encodes the rest, every value and its AMQP type stay the same.
 
-Messages that the retired .NET client parked have the same four `x-ms-` properties and nothing of `x-pairbus-`. They are
-restored alike. Of a time to live that a header cannot say (above 2**32 - 1 ms) the header has the longest that it can,
-and `absolute-expiry-time` the whole; TimeSpan.MaxValue is left unset, which means the same: for ever. DeadLetterReason
-and DeadLetterErrorDescription, which a message has that was dead-lettered in the backlog and put back by hand, stay:
-they are its history, and nothing tells them from the sender's.
+Messages that the retired .NET client parked have the same four `x-ms-` properties and no `x-pairbus-` ones; they are
+restored in the same way. For a time to live above 2**32 - 1 ms, which a header cannot hold, the header gets that
+maximum and `absolute-expiry-time` the exact value. TimeSpan.MaxValue stays unset, which also means for ever.
+DeadLetterReason and DeadLetterErrorDescription, which a message has after it was dead-lettered in the backlog and put
+back by hand, stay: they cannot be distinguished from properties of the sender.
 """
 
 from __future__ import annotations

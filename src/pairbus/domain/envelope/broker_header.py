@@ -1,6 +1,7 @@
-"""What a broker writes before a message's properties: of all messages of a queue the same bytes, but for a few numbers.
+"""A cache of broker headers: the sections that a broker writes before a message's properties.
 
-It is read field by field once. Of the messages that follow it is compared as a whole, and only the numbers are read.
+They are the same bytes for all messages of a queue, except for a few numbers. The first message is read field by field;
+for the following ones those bytes are compared as a whole, and only the numbers are read.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from pairbus.domain.amqp.sections import DELIVERY_ANNOTATIONS, HEADER, MESSAGE_A
 
 from .property_names import BROKER_OWNED, ENQUEUED_TIME, LOCKED_UNTIL, SEQUENCE_NUMBER, spellings
 
-#: The sections that a head has, as `split` wants to know it.
-SECTIONS = 0b111
+#: The sections of a broker header, as `split` takes the sections that it need not read: a bit for each.
+HEADER_SECTIONS = 0b111
 _TOKEN = 16
-#: A long, a timestamp.
+#: Format codes of a long and a timestamp.
 _NUMBERS = (0x81, 0x83)
 _OWNED_KEYS = spellings(*BROKER_OWNED)
-#: How many different heads are remembered; more than a few are not worth it.
-_MOST = 64
+#: The most headers in a cache. A queue whose headers vary more gains nothing from it.
+_MAX_TEMPLATES = 64
 
 
 class Facts(NamedTuple):
-    """What a broker has written on a message that it delivers; points in time in milliseconds since 1970."""
+    """The broker's fields of a delivered message; times in milliseconds since 1970."""
 
     sequence_number: int | None = None
     enqueued_at: int | None = None
@@ -36,42 +37,42 @@ class Facts(NamedTuple):
 _new_facts: Callable[[tuple[int, int, int, int]], Facts] = partial(tuple.__new__, Facts)
 
 
-class _Shape(NamedTuple):
-    """A head: what is the same in all (at even places), and which of what is not is which fact."""
+class _Template(NamedTuple):
+    """A broker header: the constant bytes between the numbers, and the position of each number among the pieces."""
 
-    whole: struct.Struct
-    same: tuple[bytes, ...]
+    layout: struct.Struct
+    constant: tuple[bytes, ...]
     sequence_number: int
     enqueued_at: int
     locked_until: int
     delivery_count: int
 
 
-class Heads:
-    """The heads that were seen. What it says of a message is what reading the message field by field says."""
+class BrokerHeaderCache:
+    """The broker headers of earlier messages. Reading through the cache gives what reading field by field gives."""
 
     def __init__(self) -> None:
-        self._shapes: dict[bytes, _Shape] = {}
+        self._templates: dict[bytes, _Template] = {}
 
     def __len__(self) -> int:
-        return len(self._shapes)
+        return len(self._templates)
 
-    def known(self, message: bytes) -> tuple[Facts, int] | None:
-        """The facts of a message whose head is like one that was learned, and where the head ends."""
-        shape = self._shapes.get(message[4:12])
-        if shape is None or len(message) < shape[0].size:
+    def read(self, message: bytes) -> tuple[Facts, int] | None:
+        """Return a message's facts and the end of its broker header; None if no cached header matches it."""
+        template = self._templates.get(message[4:12])
+        if template is None or len(message) < template[0].size:
             return None
-        whole, same, sequence, enqueued, locked, count = shape
-        found = whole.unpack_from(message)
-        if found[::2] != same:
+        layout, constant, sequence, enqueued, locked, count = template
+        found = layout.unpack_from(message)
+        if found[::2] != constant:
             return None
         number, parked_at, locked_until = found[sequence], found[enqueued], found[locked]
-        if number | parked_at | locked_until < 0:  # no broker writes that
+        if number | parked_at | locked_until < 0:  # no broker writes a negative number
             return None
-        return _new_facts((number, parked_at, locked_until, count)), whole.size
+        return _new_facts((number, parked_at, locked_until, count)), layout.size
 
-    def learn(self, message: bytes, where: dict[int, Section], facts: Facts) -> None:
-        """Remember the head of a message, if it is a usual one: a header, a lock token, annotations of the broker."""
+    def add(self, message: bytes, where: dict[int, Section], facts: Facts) -> None:
+        """Keep a message's broker header if it has the usual form: a header, a lock token, the broker's annotations."""
         header, token, annotations = (where.get(code) for code in (HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS))
         properties = where.get(PROPERTIES)
         if header is None or token is None or annotations is None or properties is None:
@@ -79,7 +80,7 @@ class Heads:
         ends = (header.end, token.end, annotations.end)
         if header.start or ends != (token.start, annotations.start, properties.start):
             return
-        pieces, same, place, at = [">"], list[bytes](), dict[str, int](), 0
+        pieces, constant, place, at = [">"], list[bytes](), dict[str, int](), 0
         cuts: list[tuple[int, int, str]] = [(token.end - _TOKEN, _TOKEN, "")]
         for start, value, end in pairs(message, annotations.value):
             name = _OWNED_KEYS.get(message[start:value])
@@ -89,18 +90,18 @@ class Heads:
                 cuts.append((value + 1, end - value - 1, name))
         for start, width, name in cuts:
             pieces.append(f"{start - at}s" + ("q" if name else f"{width}s"))
-            same.append(message[at:start])
-            place[name] = 2 * len(same) - 1
+            constant.append(message[at:start])
+            place[name] = 2 * len(constant) - 1
             at = start + width
         if not place.keys() >= {SEQUENCE_NUMBER, ENQUEUED_TIME, LOCKED_UNTIL}:
             return
         pieces.append(f"{annotations.end - at}s")
-        same.append(message[at : annotations.end])
-        if len(self._shapes) >= _MOST:
-            self._shapes.clear()
-        self._shapes[message[4:12]] = _Shape(
+        constant.append(message[at : annotations.end])
+        if len(self._templates) >= _MAX_TEMPLATES:
+            self._templates.clear()
+        self._templates[message[4:12]] = _Template(
             struct.Struct("".join(pieces)),
-            tuple(same),
+            tuple(constant),
             place[SEQUENCE_NUMBER],
             place[ENQUEUED_TIME],
             place[LOCKED_UNTIL],

@@ -1,8 +1,8 @@
-"""What `x-pairbus-form` says: how a message was encoded, where the parked one cannot tell.
+"""The property `x-pairbus-form`: the encoding of the original message where the parked one does not show it.
 
-A broker writes a message's header and annotations anew when it delivers, and the aliases may have widened the map of
-application properties. Every value survives that; the encoding does not. `Form` is what of it was not the most usual
-(that of the SDK for Python): words separated by semicolons, most often none, which then is no property at all.
+A broker rewrites a message's header and annotations when it delivers, and the aliases may widen the map of application
+properties. Every value survives that; its encoding does not. `Form` holds what differed from the most usual encoding,
+that of the SDK for Python. As a property it is words separated by semicolons, and left out if there are none.
 
     header=HEX       the header section, without its time to live
     ttl=70           the format code of the time to live, longer than need be
@@ -11,9 +11,9 @@ application properties. Every value survives that; the encoding does not. `Form`
     place=1          the scheduled time's index among them, if it was not the last
     key=a1           the format code of its key, if that was no short symbol
     properties=d1    application properties: the format code of the map
-    expiry           there was an absolute expiry time beside the time to live: to be set anew
-    expiry=HEX       there was one without a time to live: this
-    order=0 3 5x2 1  the sections' codes, less 0x70, as they lay; two of code 0x75 in a row
+    expiry           an absolute expiry time came with the time to live, and is computed again
+    expiry=HEX       an absolute expiry time without a time to live
+    order=0 3 5x2 1  the codes of the sections, less 0x70, in their order; here two of code 0x75 in a row
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ from pairbus.domain.amqp.types import Symbol
 from .property_names import SCHEDULED_ANNOTATION, spellings
 
 USUAL_SCHEDULED_KEY = encode(Symbol(SCHEDULED_ANNOTATION))
-#: A header that said nothing but a time to live, without it: five fields, as the SDK for Python writes them.
+#: A header that contained only a time to live, without it: five fields, as the SDK for Python writes them.
 USUAL_HEADER = section(HEADER, b"\xc0\x06\x05" + 5 * b"\x40")
-#: A section's descriptor as everybody writes it.
-USUAL_HEADS = {code: section(code, b"") for code in range(HEADER, APPLICATION_PROPERTIES + 1)}
-#: The time to live's position in the header, and how .NET writes it: so many ticks of 100 ns.
+#: The descriptor of each section in its shortest encoding.
+USUAL_DESCRIPTORS = {code: section(code, b"") for code in range(HEADER, APPLICATION_PROPERTIES + 1)}
+#: The time to live's position in the header.
 TTL = 2
-TICKS = 10_000  # in a millisecond
+#: Ticks of 100 ns in a millisecond: .NET encodes a time to live as a timespan in ticks.
+TICKS = 10_000
 TIMESPAN = "com.microsoft:timespan"
-TICKS_OF = b"\x00" + encode(Symbol(TIMESPAN)) + b"\x81"
+TIMESPAN_PREFIX = b"\x00" + encode(Symbol(TIMESPAN)) + b"\x81"
 
 
 class Form(NamedTuple):
-    """What was not as usual; each default is what is."""
+    """The differences from the usual encoding; each default stands for the usual one."""
 
     header: bytes = b""
     ttl: int = 0
@@ -66,8 +67,8 @@ USUAL = Form()
 
 
 def read_form(text: str) -> Form:
-    """The form that the words tell; raises ValueError for words that tell none."""
-    return _read_again(text) if len(text) < 200 else _read(text)
+    """Return the form that the words describe; ValueError for words that describe none."""
+    return _read_cached(text) if len(text) < 200 else _read(text)
 
 
 def _read(text: str) -> Form:
@@ -84,8 +85,8 @@ def _read(text: str) -> Form:
     return Form(**read)
 
 
-#: Senders have their ways: the same few forms come again and again.
-_read_again = lru_cache(256)(_read)
+#: The messages of one sender have the same form.
+_read_cached = lru_cache(256)(_read)
 
 
 def _header(value: str) -> bytes:
@@ -97,7 +98,7 @@ def _header(value: str) -> bytes:
     return raw
 
 
-def _map_head(value: str, code: int) -> bytes:
+def _map_prefix(value: str, code: int) -> bytes:
     raw = bytes.fromhex(value)
     (found,) = split(raw + (b"\x01\x00" if raw[-1] == 0xC1 else b"\x00\x00\x00\x04\x00\x00\x00\x00"))
     if found.code != code or found.value != len(raw) - 1:
@@ -116,8 +117,8 @@ _KEYS = {f"{key[0]:x}": key for key in spellings(SCHEDULED_ANNOTATION)}
 _READERS: dict[str, Callable[[str], Any]] = {
     "header": _header,
     "ttl": {"52": 0x52, "70": 0x70}.__getitem__,
-    "delivery": lambda value: _map_head(value, DELIVERY_ANNOTATIONS),
-    "annotations": lambda value: _map_head(value, MESSAGE_ANNOTATIONS),
+    "delivery": lambda value: _map_prefix(value, DELIVERY_ANNOTATIONS),
+    "annotations": lambda value: _map_prefix(value, MESSAGE_ANNOTATIONS),
     "place": lambda value: min(abs(int(value)), 2**31),  # a list's index must be
     "key": _KEYS.__getitem__,
     "properties": {"c1": 0xC1, "d1": 0xD1}.__getitem__,
@@ -127,7 +128,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
 
 
 def order_of(codes: list[int]) -> str:
-    """The word that says in which order sections of these codes lie."""
+    """Return the word for the order of sections with these codes."""
     runs: list[list[int]] = []
     for code in codes:
         if runs and runs[-1][0] == code:
@@ -138,7 +139,7 @@ def order_of(codes: list[int]) -> str:
 
 
 def in_order(parts: tuple[bytes, ...], order: tuple[tuple[int, int], ...]) -> bytes:
-    """The sections in the order that they were sent in; one that had not been there, in its usual place."""
+    """Return the sections in the order in which they were sent; a section that was not sent, in its usual place."""
     waiting: dict[int, list[bytes]] = {}
     for part in parts:
         for each in split(part):

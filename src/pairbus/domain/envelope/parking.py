@@ -1,9 +1,8 @@
-"""From a message to the parked one: see `envelope`, which says what is promised."""
+"""Parking: from an encoded message to the one that waits in the backlog. The package states what is guaranteed."""
 
 from __future__ import annotations
 
 import struct
-from functools import lru_cache
 
 from pairbus.domain.amqp.codec import AmqpDecodeError, compound, encode
 from pairbus.domain.amqp.sections import (
@@ -26,82 +25,46 @@ from pairbus.domain.amqp.sections import (
     replace_fields,
 )
 
-from .encoding_form import TICKS, TICKS_OF, TTL, USUAL_HEADER, USUAL_HEADS, USUAL_SCHEDULED_KEY, order_of
+from .encoding_form import TICKS, TIMESPAN_PREFIX, TTL, USUAL_DESCRIPTORS, USUAL_HEADER, USUAL_SCHEDULED_KEY, order_of
 from .property_names import ALIASES, NAMESPACE, PATH, SCHEDULED_ANNOTATION, NotParkableError, shown, spellings, text_of
 
 _NULL = b"\x40"
-#: How sections begin that Python's SDK has written; the data's in one and in four bytes of size.
-_SHORT_PROPERTIES, _SHORT_DATA, _LONG_DATA = b"\x00Ss\xc0", b"\x00Su\xa0", b"\x00Su\xb0"
 _I64 = struct.Struct(">q")
 _ALIAS_KEYS = spellings(*ALIASES)
 _SCHEDULED_KEYS = spellings(SCHEDULED_ANNOTATION)
-#: A sender parks for one path.
-_encode_text = lru_cache(maxsize=256, typed=True)(encode)
 _PATH_KEY, _SESSION_ID_KEY, _TIME_TO_LIVE_KEY, _SCHEDULED_KEY, _NAMESPACE_KEY, _FORM_KEY = map(encode, ALIASES)
 
 
 def park(message: bytes, path: str, message_id: str, namespace: str | None = None) -> bytes:
-    """The message as it waits in a backlog queue for the entity at `path`; `message_id` is for one that has none.
+    """Return a message as it is sent to a backlog queue.
 
-    Raises `NotParkableError`, and nothing else, for a message that could not be restored: it has an application
-    property of an alias's name, a session id, time to live or scheduled time of a type that AMQP does not allow
-    there, or is no AMQP message.
+    Parameters
+    ----------
+    message
+        The encoded message.
+    path
+        The path of its destination.
+    message_id
+        The id to give to a message that has none.
+    namespace
+        The destination's namespace, if that is not the primary.
+
+    Returns
+    -------
+    bytes
+        The encoded message with the destination and the cleared fields as application properties.
+
+    Raises
+    ------
+    NotParkableError
+        The message could not be restored: it has an application property with the name of an alias; its session id,
+        time to live or scheduled time has a type that AMQP does not allow there; or it is no AMQP message. Nothing
+        else is raised.
     """
     try:
-        return _park_usual(message, path, namespace) or _park(message, path, message_id, namespace)
+        return _park(message, path, message_id, namespace)
     except AmqpDecodeError as error:
         raise NotParkableError("message", f"is not readable: {error}") from error
-
-
-def _park_usual(message: bytes, path: str, namespace: str | None) -> bytes | None:
-    """What `_park` makes of what most messages are: short properties, an id among them, with nothing but strings; and
-    one data section. Nothing for any other, nor for what is refused."""
-    size = len(message)
-    if size < 16 or message[:4] != _SHORT_PROPERTIES:
-        return None
-    end, count = 5 + message[4], message[5]
-    data = message[end : end + 4]
-    if data == _LONG_DATA:
-        whole = end + 8 + int.from_bytes(message[end + 4 : end + 8], "big") == size
-    else:
-        whole = data == _SHORT_DATA and size > end + 4 and end + 5 + message[end + 4] == size
-    if not whole or not count or message[6] == 0x40:
-        return None
-    pos, group = 6, 0
-    for index in range(count):
-        code = message[pos]
-        if code == 0x40:
-            pos += 1
-        elif code == 0xA1 and index != ABSOLUTE_EXPIRY_TIME:
-            if index == GROUP_ID:
-                group = pos
-            pos += 2 + message[pos + 1]
-        else:
-            return None
-        if pos > end:
-            return None
-    entries = _aliases_of_all(path, namespace)
-    if pos != end or entries is None:
-        return None
-    properties, number = message[:end], 2 if namespace is None else 4
-    if group:
-        after = group + 2 + message[group + 1]
-        if not message[group + 2 : after].isascii():
-            return None
-        entries += _SESSION_ID_KEY + message[group:after]
-        number += 2
-        shorter = bytes((message[4] + 1 - (after - group), count))
-        properties = b"".join((_SHORT_PROPERTIES, shorter, message[6:group], _NULL, message[after:end]))
-    application = map_section(USUAL_HEADS[APPLICATION_PROPERTIES], [entries], number)
-    return b"".join((properties, application, message[end:]))
-
-
-@lru_cache(maxsize=256, typed=True)
-def _aliases_of_all(path: str, namespace: str | None) -> bytes | None:
-    """The aliases that every message for a destination gets; none where `_park` refuses them."""
-    if not path or namespace == "":
-        return None
-    return b"".join((_PATH_KEY, encode(path), *(() if namespace is None else (_NAMESPACE_KEY, encode(namespace)))))
 
 
 def _park(message: bytes, path: str, message_id: str, namespace: str | None) -> bytes:
@@ -109,19 +72,19 @@ def _park(message: bytes, path: str, message_id: str, namespace: str | None) -> 
         raise NotParkableError(PATH if not path else NAMESPACE, "would be empty")
     where, rest, codes = layout(message)
     form: list[str] = []
-    added = [_PATH_KEY, _encode_text(path)]
+    added = [_PATH_KEY, encode(path)]
     if namespace is not None:
-        added += (_NAMESPACE_KEY, _encode_text(namespace))
+        added += (_NAMESPACE_KEY, encode(namespace))
 
     header = instructions = annotations = b""
     time_to_live = scheduled = None
-    if (told := where.get(HEADER)) is not None:
-        header, time_to_live = _park_header(message, told, form)
-    if (told := where.get(DELIVERY_ANNOTATIONS)) is not None:
-        _note_map(message, told, "delivery", form)
-        instructions = message[told.start : told.end]
-    if (told := where.get(MESSAGE_ANNOTATIONS)) is not None:
-        annotations, scheduled = _park_annotations(message, told, form)
+    if (found := where.get(HEADER)) is not None:
+        header, time_to_live = _park_header(message, found, form)
+    if (found := where.get(DELIVERY_ANNOTATIONS)) is not None:
+        _note_map(message, found, "delivery", form)
+        instructions = message[found.start : found.end]
+    if (found := where.get(MESSAGE_ANNOTATIONS)) is not None:
+        annotations, scheduled = _park_annotations(message, found, form)
     properties, session_id = _park_properties(
         message, where.get(PROPERTIES), message_id, time_to_live is not None, form
     )
@@ -129,7 +92,7 @@ def _park(message: bytes, path: str, message_id: str, namespace: str | None) -> 
     if session_id is not None:
         added += (_SESSION_ID_KEY, session_id)
     if time_to_live is not None:
-        added += (_TIME_TO_LIVE_KEY, TICKS_OF + _I64.pack(time_to_live * TICKS))
+        added += (_TIME_TO_LIVE_KEY, TIMESPAN_PREFIX + _I64.pack(time_to_live * TICKS))
     if scheduled is not None:
         added += (_SCHEDULED_KEY, scheduled)
     if codes:
@@ -139,7 +102,7 @@ def _park(message: bytes, path: str, message_id: str, namespace: str | None) -> 
 
 
 def _park_header(message: bytes, found: Section, form: list[str]) -> tuple[bytes, int | None]:
-    """The header without its time to live, and that in milliseconds."""
+    """Return the header without its time to live, and the time to live in milliseconds."""
     at = bounds(message, found.value)
     header, time_to_live = message[found.start : found.end], None
     if len(at) - 1 > TTL and message[at[TTL]] != 0x40:
@@ -157,36 +120,36 @@ def _park_header(message: bytes, found: Section, form: list[str]) -> tuple[bytes
 
 
 def _park_annotations(message: bytes, found: Section, form: list[str]) -> tuple[bytes, bytes | None]:
-    """The message annotations without the scheduled time, and that, encoded."""
+    """Return the message annotations without the scheduled time, and the encoded scheduled time."""
     _note_map(message, found, "annotations", form)
     if message.find(b"x-opt-scheduled-enqueue-time", found.value, found.end) < 0:
         return message[found.start : found.end], None
     kept: list[bytes] = []
-    place = key = when = None
+    place = key = scheduled = None
     for index, (start, value, end) in enumerate(pairs(message, found.value)):
         if message[start:value] not in _SCHEDULED_KEYS or message[value] == 0x40:
             kept.append(message[start:end])
-        elif when is not None:
+        elif scheduled is not None:
             raise NotParkableError(SCHEDULED_ANNOTATION, "is there twice")
         elif message[value] != 0x83:
             raise NotParkableError(SCHEDULED_ANNOTATION, f"is no timestamp but {shown(message[value:end])}")
         else:
-            place, key, when = index, message[start:value], message[value:end]
+            place, key, scheduled = index, message[start:value], message[value:end]
     if key is not None and key != USUAL_SCHEDULED_KEY:
         form.append(f"key={key[0]:x}")
     if place is not None and place != len(kept):
         form.append(f"place={place}")
     if not kept:
-        return b"", when
-    return map_section(USUAL_HEADS[MESSAGE_ANNOTATIONS], kept, 2 * len(kept)), when
+        return b"", scheduled
+    return map_section(USUAL_DESCRIPTORS[MESSAGE_ANNOTATIONS], kept, 2 * len(kept)), scheduled
 
 
 def _park_properties(
     message: bytes, found: Section | None, message_id: str, expires: bool, form: list[str]
 ) -> tuple[bytes, bytes | None]:
-    """The properties with an id, without session id and expiry; and the session id, encoded."""
+    """Return the properties with an id, without session id and expiry, and the encoded session id."""
     if found is None:
-        return list_section(USUAL_HEADS[PROPERTIES], [encode(message_id)], 1), None
+        return list_section(USUAL_DESCRIPTORS[PROPERTIES], [encode(message_id)], 1), None
     at = bounds(message, found.value)
     count = len(at) - 1
     changes: list[tuple[int, bytes]] = []
@@ -214,11 +177,11 @@ def _park_properties(
 
 
 def _park_application(message: bytes, found: Section | None, added: list[bytes], form: list[str]) -> bytes:
-    """The application properties with the aliases behind them."""
-    head, items, count = USUAL_HEADS[APPLICATION_PROPERTIES], b"", 0
+    """Return the application properties with the aliases after them."""
+    descriptor, items, count = USUAL_DESCRIPTORS[APPLICATION_PROPERTIES], b"", 0
     if found is not None:
         count, first, end = compound(message, found.value)
-        head, items = message[found.start : found.value], message[first:end]
+        descriptor, items = message[found.start : found.value], message[first:end]
         check_map(message, found.value)
         if not count or (message[found.value] == 0xD1 and fits_short(len(items), count)):
             form.append(f"properties={message[found.value]:x}")
@@ -228,11 +191,11 @@ def _park_application(message: bytes, found: Section | None, added: list[bytes],
                     raise NotParkableError(name, "is an application property of the message itself")
     if form:
         added += (_FORM_KEY, encode(";".join(form)))
-    return map_section(head, [items, *added], count + len(added))
+    return map_section(descriptor, [items, *added], count + len(added))
 
 
 def _note_map(message: bytes, found: Section, name: str, form: list[str]) -> None:
-    """Note a map of annotations that is empty, wider than it need be, or has an odd descriptor."""
+    """Add a word to the form for a map of annotations that is empty, wider than needed, or has another descriptor."""
     check_map(message, found.value)
     count, first, end = compound(message, found.value)
     code = message[found.value]

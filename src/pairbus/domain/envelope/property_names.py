@@ -1,8 +1,8 @@
-"""The names that parking uses, and the errors that name them.
+"""The names of the properties and annotations that parking uses, and the errors that name them.
 
 ValueError
-├── NotParkableError   park: the message could not be restored from what would be parked
-└── EnvelopeError      restore: this was not parked, or has been damaged since
+├── NotParkableError   park: the parked message could not be restored
+└── EnvelopeError      restore: the message was not parked, or was damaged afterwards
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TIME_TO_LIVE = "x-ms-timetolive"
 SCHEDULED = "x-ms-scheduledenqueuetimeutc"
 NAMESPACE = "x-pairbus-namespace"
 FORM = "x-pairbus-form"
-#: The application properties of a parked message that `restore` takes away.
+#: The application properties that `park` adds and `restore` removes.
 ALIASES = (PATH, SESSION_ID, TIME_TO_LIVE, SCHEDULED, NAMESPACE, FORM)
 
 SCHEDULED_ANNOTATION = "x-opt-scheduled-enqueue-time"
@@ -25,7 +25,7 @@ PARTITION_KEY = "x-opt-partition-key"
 ENQUEUED_TIME = "x-opt-enqueued-time"
 SEQUENCE_NUMBER = "x-opt-sequence-number"
 LOCKED_UNTIL = "x-opt-locked-until"
-#: Annotations, of message or delivery, that only a broker may write.
+#: Message and delivery annotations that only a broker may write.
 BROKER_OWNED = (
     SEQUENCE_NUMBER,
     ENQUEUED_TIME,
@@ -41,7 +41,15 @@ _TYPES = {bool: "boolean", str: "string", bytes: "binary", float: "double", UUID
 
 
 class NotParkableError(ValueError):
-    """`park` cannot make a message of this that `restore` would turn into the same again."""
+    """A message that `park` refuses, since `restore` could not return it unchanged.
+
+    Attributes
+    ----------
+    property
+        The part of the message that stands in the way.
+    reason
+        What is wrong with it, as the end of a sentence that begins with the property.
+    """
 
     def __init__(self, property: str, reason: str) -> None:
         super().__init__(property, reason)
@@ -53,7 +61,15 @@ class NotParkableError(ValueError):
 
 
 class EnvelopeError(ValueError):
-    """`restore` was given what `park` has not made: `property` is missing, or `held` something else."""
+    """A message that `restore` refuses, since `park` did not make it.
+
+    Attributes
+    ----------
+    property
+        The property that is missing or wrong; `message` if the bytes are no AMQP message.
+    held
+        A description of its value.
+    """
 
     def __init__(self, property: str, held: str) -> None:
         super().__init__(property, held)
@@ -65,7 +81,7 @@ class EnvelopeError(ValueError):
 
 
 def spellings(*names: str) -> dict[bytes, str]:
-    """Every encoding that a map's key may have (string or symbol, short or long) to the name it spells."""
+    """Map each encoding of a key (string or symbol, short or long) to its name."""
     found = {}
     for name in names:
         raw = name.encode()
@@ -76,7 +92,7 @@ def spellings(*names: str) -> dict[bytes, str]:
 
 
 def text_of(raw: bytes) -> str | None:
-    """The string that is encoded here; None if it is anything else."""
+    """Return an encoded string's text; None for a value of another type."""
     try:
         if raw[0] == 0xA1:
             return raw[2:].decode()
@@ -88,12 +104,12 @@ def text_of(raw: bytes) -> str | None:
 
 
 def shown(raw: bytes) -> str:
-    """What an encoded value is, its type and a glimpse of it: never more than a line."""
+    """Return an encoded value's type and its beginning, in one line."""
     try:
         value = decode(raw)[0]
     except AmqpDecodeError:
         return f"unreadable bytes {raw[:24].hex()}"
     if value is None:
         return "null"
-    said = f"{_TYPES.get(type(value), type(value).__name__.lower())} {value!r}"
-    return said if len(said) <= _SHOWN else said[: _SHOWN - 1] + "…"
+    text = f"{_TYPES.get(type(value), type(value).__name__.lower())} {value!r}"
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

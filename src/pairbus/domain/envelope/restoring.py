@@ -1,4 +1,4 @@
-"""From a parked message, as it was made or as a broker delivers it, to the one that was sent: see `envelope`."""
+"""Restoring: from a parked message, as made or as a broker delivers it, to the message that was sent."""
 
 from __future__ import annotations
 
@@ -28,8 +28,19 @@ from pairbus.domain.amqp.sections import (
     split,
 )
 
-from .broker_header import SECTIONS, Facts, Heads
-from .encoding_form import TICKS, TICKS_OF, TIMESPAN, TTL, USUAL, USUAL_HEADER, USUAL_HEADS, Form, in_order, read_form
+from .broker_header import HEADER_SECTIONS, BrokerHeaderCache, Facts
+from .encoding_form import (
+    TICKS,
+    TIMESPAN,
+    TIMESPAN_PREFIX,
+    TTL,
+    USUAL,
+    USUAL_DESCRIPTORS,
+    USUAL_HEADER,
+    Form,
+    in_order,
+    read_form,
+)
 from .property_names import (
     ALIASES,
     BROKER_OWNED,
@@ -50,7 +61,7 @@ from .property_names import (
     text_of,
 )
 
-#: The longest time to live that a header can say, in milliseconds.
+#: The longest time to live that a header can hold, in milliseconds.
 MAX_TIME_TO_LIVE = 2**32 - 1
 #: The last millisecond of the year 9999, since 1970.
 _END_OF_TIME = 253_402_300_799_999
@@ -63,12 +74,12 @@ _OWNED_OR_SCHEDULED_KEYS = _OWNED_KEYS | spellings(SCHEDULED_ANNOTATION)
 _PARTITION_KEY = PARTITION_KEY.encode()
 _FACTS = (SEQUENCE_NUMBER, ENQUEUED_TIME, LOCKED_UNTIL)
 _FACT_KEYS = spellings(*_FACTS)
-_HEADS = Heads()
+_CACHE = BrokerHeaderCache()
 _ONLY_A_LOCK_TOKEN = section(DELIVERY_ANNOTATIONS, b"\xc1\x24\x02\xa3\x10x-opt-lock-token\x98")
 
 
 class Restored(NamedTuple):
-    """A message as it was sent, and what its envelope said; milliseconds, and points in time since 1970."""
+    """A restored message and the contents of its envelope; times in milliseconds since 1970."""
 
     message: bytes
     path: str
@@ -78,18 +89,18 @@ class Restored(NamedTuple):
     time_to_live: int | None
     scheduled: int | None
     parked_at: int | None
-    #: What the broker has written on it.
+    #: The broker's fields.
     facts: Facts
-    #: Whether its sender has given it a partition key.
+    #: True if the sender gave the message a partition key.
     has_partition_key: bool
 
 
-#: Without a Python call in between: every message that comes home is made here.
+#: `Restored(...)` without a Python call: this runs for every message that is moved back.
 _new_restored: Callable[[tuple[Any, ...]], Restored] = partial(tuple.__new__, Restored)
 
 
 def facts(message: bytes) -> Facts:
-    """What the broker says of a delivered message, whether it is a parked one or not; nothing of an unreadable one."""
+    """Return the broker's fields of any delivered message, parked or not; empty ones for unreadable bytes."""
     try:
         where = {found.code: found for found in split(message)}
         values: dict[str, int] = {}
@@ -106,7 +117,7 @@ def facts(message: bytes) -> Facts:
 
 
 def message_id(message: bytes) -> str | None:
-    """A message's id as text, whether it is a parked one or not; nothing of an unreadable one."""
+    """Return the id of any message as text, parked or not; None for unreadable bytes."""
     try:
         found = next((each for each in split(message) if each.code == PROPERTIES), None)
         at = bounds(message, found.value) if found is not None else ()
@@ -127,28 +138,45 @@ def _delivery_count(message: bytes, header: Section | None) -> int:
 
 
 def _whole(message: bytes, value: int) -> int:
-    """A long or a timestamp; -1 for anything else, which no broker writes."""
+    """Return the number of a long or a timestamp; -1 for a value of another type, which no broker writes."""
     code = message[value]
     if code in (0x81, 0x83):
         return int(_I64.unpack_from(message, value + 1)[0])
     return message[value + 1] if code == 0x55 else -1
 
 
-def restore(message: bytes, now: int, heads: Heads = _HEADS) -> Restored:
-    """The message as it was before `park`, from what `park` made or what a broker delivered of it.
+def restore(message: bytes, now: int, cache: BrokerHeaderCache = _CACHE) -> Restored:
+    """Return the message as it was before `park`.
 
-    `now`, in milliseconds since 1970, is where a time to live starts anew. Raises `EnvelopeError`, and nothing else,
-    if there is no path, if an alias is not of its type, or if the bytes are no AMQP message (property `message`).
+    Parameters
+    ----------
+    message
+        The encoded message, as `park` made it or as a broker delivered it.
+    now
+        The time from which a time to live counts again, in milliseconds since 1970.
+    cache
+        The broker headers of earlier messages.
+
+    Returns
+    -------
+    Restored
+        The encoded message that was sent, and the contents of its envelope.
+
+    Raises
+    ------
+    EnvelopeError
+        There is no path, an alias has another type than `park` gives it, or the bytes are no AMQP message (property
+        `message`). Nothing else is raised.
     """
     try:
-        return _restore(message, now, heads)
+        return _restore(message, now, cache)
     except AmqpDecodeError as error:
         raise EnvelopeError("message", f"what is not readable: {error}") from error
 
 
-def _restore(message: bytes, now: int, heads: Heads) -> Restored:
-    head = heads.known(message)
-    where, rest, _ = layout(message) if head is None else layout(message, head[1], SECTIONS)
+def _restore(message: bytes, now: int, cache: BrokerHeaderCache) -> Restored:
+    cached = cache.read(message)
+    where, rest, _ = layout(message) if cached is None else layout(message, cached[1], HEADER_SECTIONS)
     application, count, held = _open_application(message, where.get(APPLICATION_PROPERTIES))
     path = _string(held, PATH)
     if path is None:
@@ -167,17 +195,17 @@ def _restore(message: bytes, now: int, heads: Heads) -> Restored:
     header = form.header
     if time_to_live is not None:
         header = _with_time_to_live(header or USUAL_HEADER, min(time_to_live, MAX_TIME_TO_LIVE), form.ttl)
-    told = where.get(DELIVERY_ANNOTATIONS)
+    delivery = where.get(DELIVERY_ANNOTATIONS)
     instructions = b""
-    if form.delivery is not None or (told is not None and not _is_lock_token(message, told)):
-        entries = [] if told is None else _unowned(message, told)
+    if form.delivery is not None or (delivery is not None and not _is_lock_token(message, delivery)):
+        entries = [] if delivery is None else _sender_entries(message, delivery)
         instructions = _annotation_map(DELIVERY_ANNOTATIONS, entries, form.delivery)
     annotations = b""
-    told_by_broker: dict[str, int] = {}
-    if head is None or scheduled is not None or form.annotations is not None:
-        annotations, told_by_broker = _restore_annotations(message, where.get(MESSAGE_ANNOTATIONS), scheduled, form)
+    numbers: dict[str, int] = {}
+    if cached is None or scheduled is not None or form.annotations is not None:
+        annotations, numbers = _restore_annotations(message, where.get(MESSAGE_ANNOTATIONS), scheduled, form)
     expiry = form.expiry
-    if expiry == b"" or (time_to_live or 0) > MAX_TIME_TO_LIVE:  # which a header cannot say
+    if expiry == b"" or (time_to_live or 0) > MAX_TIME_TO_LIVE:  # which a header cannot hold
         expiry = None if time_to_live is None else b"\x83" + _I64.pack(now + time_to_live)
     properties, message_id = _restore_properties(message, where.get(PROPERTIES), session_id, expiry)
     if count or form.properties:
@@ -189,23 +217,23 @@ def _restore(message: bytes, now: int, heads: Heads) -> Restored:
     parts = (header, instructions, annotations, properties, application, rest)
     whole = b"".join(parts) if form.order is None else in_order(parts, form.order)
     when = None if scheduled is None else _I64.unpack_from(scheduled, 1)[0]
-    if head is not None:
-        written = head[0]
+    if cached is not None:
+        broker = cached[0]
     else:
-        written = Facts(
-            told_by_broker.get(SEQUENCE_NUMBER),
-            told_by_broker.get(ENQUEUED_TIME),
-            told_by_broker.get(LOCKED_UNTIL),
+        broker = Facts(
+            numbers.get(SEQUENCE_NUMBER),
+            numbers.get(ENQUEUED_TIME),
+            numbers.get(LOCKED_UNTIL),
             _delivery_count(message, where.get(HEADER)),
         )
-        if told is not None and _is_lock_token(message, told):
-            heads.learn(message, where, written)
+        if delivery is not None and _is_lock_token(message, delivery):
+            cache.add(message, where, broker)
     keyed = bool(annotations) and _PARTITION_KEY in annotations
-    return _new_restored((whole, path, namespace, message_id, session, time_to_live, when, written[1], written, keyed))
+    return _new_restored((whole, path, namespace, message_id, session, time_to_live, when, broker[1], broker, keyed))
 
 
 def _open_application(message: bytes, found: Section | None) -> tuple[bytes, int, dict[str, bytes]]:
-    """The entries of the application properties that are the sender's, their number, and the aliases' values."""
+    """Return the sender's entries of the application properties, their number, and the values of the aliases."""
     held: dict[str, bytes] = {}
     if found is None:
         return b"", 0, held
@@ -226,11 +254,11 @@ def _open_application(message: bytes, found: Section | None) -> tuple[bytes, int
 
 
 def _read_time_to_live(raw: bytes | None) -> int | None:
-    """Milliseconds; None where there is none, or one that ends when .NET's calendar does: for ever."""
+    """Return the time to live in milliseconds; None if there is none, or one beyond .NET's calendar: for ever."""
     if raw is None:
         return None
-    if raw.startswith(TICKS_OF):
-        ticks = _I64.unpack_from(raw, len(TICKS_OF))[0]
+    if raw.startswith(TIMESPAN_PREFIX):
+        ticks = _I64.unpack_from(raw, len(TIMESPAN_PREFIX))[0]
     else:
         value = _readable(raw)
         known = isinstance(value, Described) and type(value.descriptor) is Symbol and value.descriptor == TIMESPAN
@@ -268,8 +296,8 @@ def _is_lock_token(message: bytes, found: Section) -> bool:
     return found.end - found.start == 41 and message.startswith(_ONLY_A_LOCK_TOKEN, found.start)
 
 
-def _unowned(message: bytes, found: Section) -> list[bytes]:
-    """The encoded entries of a map of annotations that are the sender's."""
+def _sender_entries(message: bytes, found: Section) -> list[bytes]:
+    """Return the encoded entries of a map of annotations without the broker's."""
     spans = pairs(message, found.value)
     return [message[start:end] for start, value, end in spans if message[start:value] not in _OWNED_KEYS]
 
@@ -277,33 +305,33 @@ def _unowned(message: bytes, found: Section) -> list[bytes]:
 def _restore_annotations(
     message: bytes, found: Section | None, scheduled: bytes | None, form: Form
 ) -> tuple[bytes, dict[str, int]]:
-    """The message annotations as they were sent, and what the broker has written among them."""
+    """Return the message annotations as they were sent, and the broker's numbers among them."""
     entries: list[bytes] = []
-    told: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     if found is not None:
-        ours = _OWNED_KEYS if scheduled is None else _OWNED_OR_SCHEDULED_KEYS
+        removed = _OWNED_KEYS if scheduled is None else _OWNED_OR_SCHEDULED_KEYS
         for start, value, end in pairs(message, found.value):
-            name = ours.get(message[start:value])
-            if name is None or (name == SCHEDULED_ANNOTATION and message[value] == 0x40):  # one that is not set
+            name = removed.get(message[start:value])
+            if name is None or (name == SCHEDULED_ANNOTATION and message[value] == 0x40):  # null: no time is set
                 entries.append(message[start:end])
             elif name in _FACTS and (number := _whole(message, value)) >= 0:
-                told[name] = number
+                numbers[name] = number
     if scheduled is not None:
         entries.insert(len(entries) if form.place is None else form.place, form.key + scheduled)
-    return _annotation_map(MESSAGE_ANNOTATIONS, entries, form.annotations), told
+    return _annotation_map(MESSAGE_ANNOTATIONS, entries, form.annotations), numbers
 
 
 def _annotation_map(code: int, entries: list[bytes], form: bytes | None) -> bytes:
     if form is not None:
         return map_section(form[:-1], entries, 2 * len(entries), form[-1] == 0xD1)
-    return map_section(USUAL_HEADS[code], entries, 2 * len(entries)) if entries else b""
+    return map_section(USUAL_DESCRIPTORS[code], entries, 2 * len(entries)) if entries else b""
 
 
 def _restore_properties(
     message: bytes, found: Section | None, session_id: bytes | None, expiry: bytes | None
 ) -> tuple[bytes, str | None]:
-    """The properties with session id and expiry, and the message id as text."""
-    if found is None:  # of a broker that leaves out what says nothing
+    """Return the properties with session id and expiry, and the message id as text."""
+    if found is None:  # some brokers leave out an empty section
         if session_id is None and expiry is None:
             return b"", None
         message = section(PROPERTIES, b"\x45")
@@ -315,7 +343,7 @@ def _restore_properties(
     if expiry is not None:
         changes.append((ABSOLUTE_EXPIRY_TIME, expiry))
     elif count > ABSOLUTE_EXPIRY_TIME and message[at[ABSOLUTE_EXPIRY_TIME]] != 0x40:
-        changes.append((ABSOLUTE_EXPIRY_TIME, _NULL))  # not the sender's: the broker counted the backlog's own
+        changes.append((ABSOLUTE_EXPIRY_TIME, _NULL))  # the broker computed it from the backlog's time to live
     if session_id is not None and session_id != _NULL:
         changes.append((GROUP_ID, session_id))
     if not changes:
@@ -324,7 +352,7 @@ def _restore_properties(
 
 
 def _string(held: dict[str, bytes], name: str) -> str | None:
-    """An alias that must be a string that says something, if it is there."""
+    """Return the text of an alias that must be a non-empty string; None if the alias is missing."""
     raw = held.get(name)
     if raw is None:
         return None
@@ -335,7 +363,7 @@ def _string(held: dict[str, bytes], name: str) -> str | None:
 
 
 def _id_text(message: bytes, start: int, end: int) -> str | None:
-    """A message id as text: that of a number or UUID, hexadecimal digits of bytes."""
+    """Return a message id as text: hexadecimal digits for bytes, `str` for a number or a UUID."""
     text = text_of(message[start:end])
     if text is not None:
         return text
