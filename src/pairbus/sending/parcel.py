@@ -78,7 +78,7 @@ class Parcel:
         for raw in self.originals:
             try:
                 self.parked.append(envelope.park(raw, path, next(ids), namespace))
-            except envelope.NotParkableError as taken:
+            except envelope.NotRestorableError as taken:
                 raise NotParkableError(
                     f"A message cannot be parked, since it could not be restored: its {taken.property!r} "
                     f"{taken.reason}.",
