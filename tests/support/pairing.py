@@ -62,6 +62,27 @@ def pairbus_threads() -> list[str]:
     return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("pairbus-"))
 
 
+class Sending(threading.Thread):
+    """One send on a thread of its own, and its error."""
+
+    def __init__(self, sender: PairedSender, message: Any) -> None:
+        super().__init__(daemon=True)
+        self.sender, self.message = sender, message
+        self.error: Any = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.sender.send_messages(self.message)
+        except Exception as error:
+            self.error = error
+
+
+def state_of(bus: PairedNamespace, name: str) -> str:
+    """Return the state of an entity in the status of its pairing."""
+    return bus.status().entities[name].state
+
+
 def entity_of(bus: PairedNamespace, name: str) -> Any:
     """Return an entity of a pairing by its name in the status; it exists already."""
     host, _, path = name.removeprefix("sb://").partition("/")

@@ -16,7 +16,7 @@ from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError, 
 
 from pairbus import PairedNamespace, PairedSender
 from pairbus.localbus import LocalBus
-from pairbus.sending import connections as lanes_module
+from pairbus.sending import connections
 from pairbus.sending.connections import ConnectionPool, SenderConnection
 from pairbus.sending.sdk.connection_patches import socket_of
 from tests.support.pairing import SLACK, Pair, entity_of, idle_connection, pairbus_threads, wait_until
@@ -79,7 +79,7 @@ def test_the_socket_of_a_connection_that_was_lost_is_closed(pair: Pair, parked: 
     assert (pair.parked_bodies() if parked else pair.bodies(queue)) == ["before", "after"]
 
 
-def test_a_lane_whose_link_the_sdk_has_closed_is_not_kept(pair: Pair) -> None:
+def test_a_connection_whose_link_the_sdk_has_closed_is_not_kept(pair: Pair) -> None:
     """After an error with which the SDK closes the link the connection goes; after a mere refusal it is used again."""
     queue = pair.queue()
     bus = pair.pairing()
@@ -160,7 +160,7 @@ def test_a_send_is_bounded_after_a_message_that_could_not_be_encoded(
     assert pair.parked_bodies() == ["parked"]
 
 
-def test_a_lane_that_failed_just_as_another_thread_failed_the_entity_over_is_dropped(pair: Pair) -> None:
+def test_a_connection_that_failed_just_as_another_thread_failed_the_entity_over_is_dropped(pair: Pair) -> None:
     """Its message is parked, and its connection is neither kept nor forgotten."""
     queue = pair.queue()
     bus = pair.pairing()
@@ -185,7 +185,7 @@ def test_a_lane_that_failed_just_as_another_thread_failed_the_entity_over_is_dro
 @pytest.fixture
 def soon_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection is tended once it was idle for a tenth of a second."""
-    monkeypatch.setattr(lanes_module, "_IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(connections, "_IDLE_SECONDS", 0.1)
 
 
 @pytest.mark.usefixtures("soon_idle")
