@@ -89,6 +89,29 @@ def entity_of(bus: PairedNamespace, name: str) -> Any:
     return bus.entity(path, list, host) if name.startswith("sb://") else bus.entity(name, list)
 
 
+def on_parking(
+    bus: PairedNamespace, *, before: Callable[[str], Any] | None = None, after: Callable[[str], Any] | None = None
+) -> None:
+    """Call `before` with the queue ahead of each attempt to park a batch there, and `after` once it was accepted."""
+    attempt = bus.backlog.attempt
+
+    def watched(queue: str, *given: Any) -> Any:
+        if before is not None:
+            before(queue)
+        found = attempt(queue, *given)
+        if after is not None and found.error is None:
+            after(queue)
+        return found
+
+    bus.backlog.attempt = watched  # type: ignore[method-assign]
+
+
+def come_back(bus: PairedNamespace, name: str) -> None:
+    """Have an entity take sends again, as if a ping had been answered."""
+    entity = entity_of(bus, name)
+    entity.health = entity.health.ping_answered(time.monotonic())
+
+
 def idle_connection(pool: Any) -> Any:
     """Return the one idle connection of a pool, which keeps it."""
     assert pool.idle_count == 1
@@ -103,12 +126,8 @@ def watchdog_of(bus: PairedNamespace) -> Any:
 
 
 def is_closed(sender: Any) -> bool:
-    """Return True once an SDK's sender was closed: it refuses to send then."""
-    try:
-        sender.create_message_batch()
-    except ValueError:
-        return True
-    return False
+    """Return True once an SDK's sender was closed; it has no public name for that."""
+    return bool(sender._shutdown.is_set())
 
 
 def _body(payload: bytes) -> str:

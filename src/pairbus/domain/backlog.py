@@ -14,7 +14,7 @@ from typing import Any
 FOREVER = "P10675199DT2H48M5.4775807S"
 _FOREVER = timedelta(days=10675199)
 
-#: How a backlog queue is made, by the administration client's names. Everything else keeps the service's default.
+#: The properties of a new backlog queue, by the administration client's names; all others have the service's default.
 PROPERTIES: Mapping[str, Any] = MappingProxyType(
     {
         "max_size_in_megabytes": 5120,
@@ -27,7 +27,7 @@ PROPERTIES: Mapping[str, Any] = MappingProxyType(
     }
 )
 
-#: What a queue must not have to be one of a backlog, and what would become of parked messages.
+#: Settings that a backlog queue must not have, and their effect on parked messages.
 _MUST_NOT: Mapping[str, str] = MappingProxyType(
     {
         # Ids are unique for each entity that is sent to, and a backlog queue holds messages for many of them.
@@ -40,7 +40,7 @@ _ACTIVE = "Active"
 
 
 def namespace_name(host: str) -> str | None:
-    """The first label of a namespace's host name; nothing for an address or `localhost`, which name no namespace."""
+    """Return the first label of a namespace's host name; None for an address or `localhost`, which have no name."""
     bare = host.strip().rstrip(".").lower()
     if bare.startswith("["):
         return None
@@ -56,12 +56,12 @@ def namespace_name(host: str) -> str | None:
 
 
 def queue_path(namespace: str, index: int) -> str:
-    """The path of a backlog queue."""
+    """Return the path of a backlog queue."""
     return f"{namespace}/x-servicebus-transfer/{index}"
 
 
 def format_indexes(indexes: Sequence[int]) -> str:
-    """Indexes in the short form that `queues` reads: "0-4,7"."""
+    """Return indexes in the short form that the option `queues` reads: "0-4,7"."""
     runs: list[list[int]] = []
     for index in sorted(indexes):
         if runs and index == runs[-1][1] + 1:
@@ -72,8 +72,7 @@ def format_indexes(indexes: Sequence[int]) -> str:
 
 
 def differences(found: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Where a queue is not as pairbus makes them: property → (what it is, what it would be). Its status too, if that
-    is told."""
+    """Return property -> (found, expected) where a queue differs from one that pairbus makes, its status included."""
     told = {
         name: (found.get(name), wanted)
         for name, wanted in PROPERTIES.items()
@@ -84,7 +83,7 @@ def differences(found: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 
 def unusable(found: Mapping[str, Any]) -> str | None:
-    """Why a queue cannot be used as a backlog, whatever else it is like: the property, and what would be right."""
+    """Return why a queue cannot be used as a backlog: the property and its right value; None if it can."""
     for name, why in _MUST_NOT.items():
         if found.get(name):
             return f"its {name} is {found[name]!r} and {why}"

@@ -18,7 +18,7 @@ from pairbus.runtime.redaction import describe_error
 from . import events
 from .backlog import Backlog
 from .connections import ConnectionPool, ConnectionWatchdog
-from .credential_check import Inquiry, KeyInquiry, TokenInquiry, gives_tokens, is_for_all
+from .credential_check import CredentialCheck, KeyCheck, TokenCheck, gives_tokens, is_for_all
 from .embedded_syphon import EmbeddedSyphon
 from .entity import Entity, entity_name
 from .event_hubs import PairedEventHubProducer, check_event_hubs, event_hub_sender
@@ -79,16 +79,16 @@ def pair_namespaces(
     return PairedNamespace(primary, secondary, options, event_hubs)
 
 
-def _check_credentials(primary: Namespace, secondary: Namespace, event_hubs: Namespace | None) -> list[Inquiry]:
+def _check_credentials(primary: Namespace, secondary: Namespace, event_hubs: Namespace | None) -> list[CredentialCheck]:
     """Start to try the credentials that provisioning does not use."""
-    found: list[Inquiry] = []
+    found: list[CredentialCheck] = []
     if not gives_tokens(primary):
         if is_for_all(primary):
-            found.append(KeyInquiry("the primary", primary))
+            found.append(KeyCheck("the primary", primary))
     elif primary.credential is not secondary.credential:
-        found.append(TokenInquiry("the primary", primary, TOKEN_SCOPE))
+        found.append(TokenCheck("the primary", primary, TOKEN_SCOPE))
     if event_hubs is not None and gives_tokens(event_hubs):
-        found.append(TokenInquiry("the event hubs namespace", event_hubs, event_hub_sender().TOKEN_SCOPE))
+        found.append(TokenCheck("the event hubs namespace", event_hubs, event_hub_sender().TOKEN_SCOPE))
     return found
 
 
@@ -137,10 +137,10 @@ class PairedNamespace:
         self._credentials = [
             deadline_credential(each.credential) for each in (primary, secondary, event_hubs) if each is not None
         ]
-        inquiries = _check_credentials(primary, secondary, event_hubs)
+        checks = _check_credentials(primary, secondary, event_hubs)
         provisioned = provision(primary, secondary, options.backlog_queue_count, self._operations, _MANAGEMENT_SECONDS)
-        for inquiry in inquiries:
-            inquiry.check()
+        for check in checks:
+            check.check()
         self._missing = provisioned.missing
         self._lock = threading.Lock()
         self._entities: dict[str, Entity] = {}

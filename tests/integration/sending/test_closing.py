@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from azure.servicebus import ServiceBusMessage
 
@@ -16,6 +14,7 @@ from tests.support.pairing import (
     entity_of,
     idle_connection,
     is_closed,
+    on_parking,
     pairbus_threads,
     state_of,
     wait_until,
@@ -63,22 +62,13 @@ def test_a_send_that_ends_well_while_the_pairing_closes_leaves_no_connection(pai
     assert pair.bodies(queue) == ["before", "slow"]
 
 
-def test_a_close_while_a_list_is_parked_leaves_the_rest_with_its_caller(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a backlog queue has taken is parked, the error has exactly the others, and says that the pairing closed."""
+def test_a_close_while_a_list_is_parked_leaves_the_rest_with_its_caller(pair: Pair) -> None:
+    """The messages that a backlog queue took are parked; the error has exactly the others, and says that it closed."""
     queue = pair.queue()
     bus = pair.pairing(backlog_queue_count=1)
     sender = bus.get_queue_sender(queue)
     pair.declare_down(bus, queue)
-    real = bus.backlog.attempt
-
-    def then_close(*args: Any) -> Any:
-        found = real(*args)
-        bus.close()
-        return found
-
-    monkeypatch.setattr(bus.backlog, "attempt", then_close)
+    on_parking(bus, after=lambda path: bus.close())
     messages = [ServiceBusMessage(f"{number}" + "x" * 100_000) for number in range(5)]
     with pytest.raises(PairedNamespaceClosedError) as raised:
         sender.send_messages(messages)

@@ -1,4 +1,4 @@
-"""ConnectionPool: a connection is used again only if its link is open, and tending idle ones holds up nobody."""
+"""Connections: used again only if the link is open; keeping idle ones alive delays no send."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def close_link(sender: PairedSender) -> None:
 
 @contextmanager
 def in_its_place(bus: LocalBus, text: bytes) -> Iterator[None]:
-    """Somebody who speaks no AMQP answers at the port of a namespace that was killed, as a front end does."""
+    """A server without AMQP answers at the port of a namespace that was killed, as a front end does."""
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -199,10 +199,10 @@ def test_idle_connections_are_tended_and_the_dead_are_dropped(pair: Pair) -> Non
     wait_until(lambda: pool.idle_count)
     connection = idle_connection(pool)
     used = connection.used_at
-    wait_until(lambda: connection.used_at > used + 1, why="it is not tended")
+    wait_until(lambda: connection.used_at > used + 1, why="it is not kept alive")
     assert connection.opened
     pair.primary.faults.drop(queue)
-    wait_until(lambda: connection.was_cut, why="nobody has found out")
+    wait_until(lambda: connection.was_cut, why="its end was not noticed")
     sender.send_messages(ServiceBusMessage("2"))
     assert pair.bodies(queue) == ["1", "2"]
 
@@ -225,7 +225,7 @@ def test_a_long_socket_time_out_does_not_hold_up_tending(pair: Pair) -> None:
 
 @pytest.mark.usefixtures("soon_idle")
 def test_tending_a_connection_that_hangs_holds_up_nobody(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody's idle connection takes for ever to listen to: a call that is over its time is cut all the same."""
+    """Listening to an idle connection takes for ever: a call past its deadline is cut all the same."""
     idle, silent = pair.queue(), pair.queue()
     released = threading.Event()
     tended = threading.Event()

@@ -219,7 +219,7 @@ def test_a_credential_is_asked_once_and_not_again_where_provisioning_asks_it(pai
 
 @pytest.mark.parametrize("cause", [ServiceRequestError("unreachable"), ServiceResponseError("broke off")])
 def test_a_network_that_fails_keeps_no_application_from_starting(pair: Pair, cause: Exception) -> None:
-    """Whoever gives tokens cannot be reached, as azure-identity says it: the pairing opens, and sends are parked."""
+    """The authority cannot be reached, in azure-identity's words: the pairing opens, and sends are parked."""
     queue = pair.queue()
     place = of(pair.primary, pair.name, Refusing(ClientAuthenticationError("Authentication failed"), cause))
     bus = pair.pairing(primary=place)

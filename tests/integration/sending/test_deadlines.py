@@ -83,7 +83,7 @@ def test_an_entity_that_comes_and_goes_is_tried_twice_and_then_parked_for(
 
 
 def test_a_short_time_out_of_one_caller_takes_no_queue_from_the_others(pair: Pair) -> None:
-    """What does not even leave time to open a link says nothing about a backlog queue."""
+    """A time-out too short to open a link says nothing about a backlog queue."""
     queue = pair.queue()
     bus = pair.pairing()
     sender = bus.get_queue_sender(queue)

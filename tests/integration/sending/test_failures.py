@@ -1,4 +1,4 @@
-"""Which failures count toward failover, and what the caller sees: the whole table, with the real SDK."""
+"""Failures that count toward failover and those that do not, and the caller's view of each, with the real SDK."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Row:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing is answered, so that every send takes as long as it may."""
+        """True if nothing is answered, so that every send takes as long as it may."""
         return self.error is TIMEOUT and self.name != "timeout-of-service"
 
 
@@ -239,7 +239,7 @@ def no_outage(pair: Pair, row: Row) -> None:
 
 @contextmanager
 def no_retries() -> Iterator[None]:
-    """What the service answers counts at once, and not after 1.6 and 3.2 s more."""
+    """An answer of the service counts at once, and not after 1.6 and 3.2 s more."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pairbus.sending.sender._RETRIES", 0)
         yield
@@ -307,7 +307,7 @@ def test_a_configuration_fault_is_no_outage(side_by_side: SideBySide, request: p
 
 
 def test_a_sender_goes_on_after_a_configuration_fault(pair: Pair) -> None:
-    """What the caller did wrong once does not spoil the connection for what comes next."""
+    """A mistake of the caller does not spoil the connection for the next send."""
     queue = pair.queue()
     sender = pair.sender(queue)
     for wrong in (large(), property_of(object())(), "text", [property_of(2**70)()]):
@@ -408,7 +408,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], int]] = {
 
 @pytest.mark.parametrize("bad", BAD)
 def test_a_bad_argument_is_the_sdks_error_and_carries_all_of_it(pair: Pair, down: Down, bad: str) -> None:
-    """Whether the primary is well, down or failed over: the class is what the SDK raises for it, and what was given,
+    """With the primary well, down or failed over: the class is the one that the SDK raises, and what was given,
     as far as it came, is in `messages`."""
     make, kind, count = BAD[bad]
     queue = pair.queue()
@@ -736,7 +736,7 @@ def test_a_busy_failed_over_entity_stays_failed_over(pair: Pair) -> None:
 
 
 def test_errors_carry_the_callers_own_objects(pair: Pair) -> None:
-    """What was not accepted is in `messages`, the very objects, in order: of a list, a generator, a dictionary."""
+    """`messages` holds what was not accepted, the very objects, in order: of a list, a generator, a dictionary."""
     queue = pair.queue()
     sender = pair.sender(queue)
     pair.primary.faults.quota_exceeded(queue)

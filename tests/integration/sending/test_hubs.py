@@ -54,7 +54,7 @@ from pairbus.domain.amqp.sections import split
 from pairbus.localbus import LocalBus
 from pairbus.sending.sdk import event_hub_sender
 from pairbus.sending.sdk.connection_patches import patch_connection
-from tests.support.pairing import IMPATIENT, SLACK, Pair, entity_of, pairbus_threads, wait_until
+from tests.support.pairing import IMPATIENT, SLACK, Pair, come_back, entity_of, on_parking, pairbus_threads, wait_until
 from tests.support.raw_client import RawClient, sas_token
 from tests.support.send_ledger import peek
 from tests.support.spans import traced
@@ -99,7 +99,7 @@ class Hubs:
         return made
 
     def name(self, path: str) -> str:
-        """What an entity is called in status and events."""
+        """Return an entity's name in status and events."""
         return f"sb://{self.host}/{path}"
 
     def state(self, bus: PairedNamespace, path: str) -> str:
@@ -838,23 +838,14 @@ def test_nothing_is_lost_while_hubs_come_and_go(hubs: Hubs) -> None:
 def test_a_hub_that_comes_back_while_a_list_is_parked_gets_the_rest(
     hubs: Hubs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is not parked yet goes to the hub, with its key; nothing is there twice."""
+    """Events that are not parked yet go to the hub, with their key; none is there twice."""
     hub = hubs.hub()
     bus = hubs.pairing(backlog_queue_count=1)
     with bus.get_event_hub_producer(hub) as producer:
         hubs.bus.faults.unavailable(hub)
         producer.send_event(event("first"), timeout=6)
         hubs.bus.faults.clear()
-        entity = entity_of(bus, hubs.name(hub))
-        send, sends = bus.backlog.attempt, []
-
-        def back_after_one(*args: Any) -> Any:
-            found = send(*args)
-            sends.append(found)
-            entity.health = entity.health.ping_answered(time.monotonic())
-            return found
-
-        monkeypatch.setattr(bus.backlog, "attempt", back_after_one)
+        on_parking(bus, after=lambda path: come_back(bus, hubs.name(hub)))
         texts = [f"{n} " + "x" * 100_000 for n in range(5)]
         producer.send_batch([event(each) for each in texts], partition_key="k")
     parked = [each for each in hubs.pair.parked_payloads() if body(each) != "first"]

@@ -324,7 +324,7 @@ def test_a_send_that_is_about_to_park_sees_the_failback(pair: Pair, ledger: Ledg
 
 
 def test_a_parcel_is_divided_by_a_failback(pair: Pair, ledger: Ledger) -> None:
-    """What was parked when the primary came back stays parked, the rest goes to the primary: in order, each once."""
+    """Messages parked before the primary came back stay parked, the rest goes to the primary: in order, each once."""
     queue = pair.queue()
     bus = pair.pairing(backlog_queue_count=1, **{**QUICK, "send_timeout": 120.0})
     given = ledger.messages(60, b"x" * 1000)

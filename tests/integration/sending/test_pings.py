@@ -307,7 +307,7 @@ def test_close_cuts_a_ping_that_hangs_within_a_second(pair: Pair, phase: str, en
     if phase == "opening":
         pair.primary.pause()
     else:
-        pair.primary.faults.black_hole(queue)
+        pair.primary.faults.lost_accept(queue)
     pair.declare_down(bus, queue)
     wait_until(lambda: ping_is_under_way(sender))
     if phase == "sending":
@@ -543,7 +543,7 @@ def test_failback_is_seen_by_a_send_that_is_about_to_park(pair: Pair, monkeypatc
         waiting.set()
         return not go_on.wait(60)
 
-    monkeypatch.setattr(bus.backlog, "_closing", SimpleNamespace(wait=pause, is_set=bus.closing.is_set))
+    monkeypatch.setattr(bus.backlog, "closing", SimpleNamespace(wait=pause, is_set=bus.closing.is_set))
     sending = threading.Thread(target=sender.send_messages, args=(ServiceBusMessage("late"),))
     sending.start()
     assert waiting.wait(60)

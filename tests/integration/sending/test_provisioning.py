@@ -62,7 +62,7 @@ class Calls:
 
 @pytest.fixture
 def calls(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """What the pairings of this test ask the secondary's management for."""
+    """The management requests that the pairings of this test make to the secondary."""
     made = Calls(pair.name)
     real = RequestsTransport.send
 

@@ -1,4 +1,4 @@
-"""Which backlog queue a sender uses, when a queue leaves the rotation, and when it is tried again."""
+"""The backlog queue that a sender uses: its choice, its leaving the rotation, and its return."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pairbus.domain.backlog import queue_path
 from pairbus.domain.conditions import MESSAGE_CONDITIONS
 from pairbus.localbus import bus_errors as localbus_conditions
 from pairbus.sending.sdk.classification import amqp_condition
-from tests.support.pairing import Pair, wait_until
+from tests.support.pairing import Pair, on_parking, wait_until
 from tests.support.send_ledger import Ledger
 
 QUICK: dict[str, Any] = {"send_timeout": 16.0}
@@ -130,7 +130,7 @@ def test_a_message_that_all_queues_refuse_takes_none_from_the_others(
 
 
 def test_a_message_that_one_queue_refuses_is_parked_in_another(pair: Pair, ledger: Ledger) -> None:
-    """Where queues differ in what they take, one that takes it is found, and none leaves."""
+    """If only some queues take the message, one of them is found, and none leaves."""
     queue = pair.queue()
     bus = pair.pairing(backlog_queue_count=2, **QUICK)
     sender = bus.get_queue_sender(queue)
@@ -145,9 +145,7 @@ def test_a_message_that_one_queue_refuses_is_parked_in_another(pair: Pair, ledge
 
 
 @pytest.mark.parametrize("then", ["all fail", "the other fails"])
-def test_a_refusal_says_nothing_about_the_messages_after_it(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, then: str
-) -> None:
+def test_a_refusal_says_nothing_about_the_messages_after_it(pair: Pair, then: str) -> None:
     """A queue refuses the first part of a list, another takes it and then fails: the first is asked about the rest, and
     if it fails as well the error is that the backlog is unavailable, not what it had said about what is parked."""
     queue = pair.queue()
@@ -156,19 +154,17 @@ def test_a_refusal_says_nothing_about_the_messages_after_it(
     pair.declare_down(bus, queue)
     first, second = (queue_path(pair.name, index) for index in range(2))
     sender._home.queue = first
-    faults, send = pair.secondary.faults, bus.backlog.attempt
+    faults = pair.secondary.faults
     refusal = faults.reject("amqp:not-allowed", first)
 
-    def then_down(path: str, *args: Any) -> Any:
-        error = send(path, *args)
-        if error is None and path == second:
+    def then_down(path: str) -> None:
+        if path == second:
             faults.clear(refusal)
             faults.unavailable(second)
             if then == "all fail":
                 faults.unavailable(first)
-        return error
 
-    monkeypatch.setattr(bus.backlog, "attempt", then_down)
+    on_parking(bus, after=then_down)
     given = [ServiceBusMessage(f"{number}" + "x" * 100_000) for number in range(4)]
     if then == "the other fails":
         sender.send_messages(given)

@@ -1,4 +1,4 @@
-"""What pairbus uses of the SDK's inside, pinned: a release of the SDK that changes one of these fails here first."""
+"""Pins of the SDK's private names: a release of the SDK that changes one of them fails here first."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def bare(message: bytes) -> bytes:
 
 
 def test_a_raw_sender_sends_and_fails_as_the_sdks_own(pair: Pair) -> None:
-    """What it leaves out is done to messages that are none yet: the bytes arrive, and errors are the SDK's, in time."""
+    """Encoded messages arrive as they are, and errors are the SDK's, in time."""
     queue = pair.queue()
     client = clients.service_bus_client(pair.primary_namespace(), 60)
     given = [encoding.encoded(ServiceBusMessage(body)) for body in ("1", "2")]
@@ -411,7 +411,7 @@ def test_the_sdk_would_have_changed_them(plain: tuple[Pair, str, ServiceBusSende
 
 @pytest.mark.parametrize("form", SINGLE)
 def test_unshared_is_equal_and_shares_no_properties(form: str) -> None:
-    """What is sent is the same message; a copy is made only where the SDK would write into it, and is traced back."""
+    """The copy is the same message; it is made only where the SDK would write into it, and leads to the original."""
     message = SINGLE[form]()
     twin = encoding.unshared(message)
     given = message["application_properties"] if isinstance(message, dict) else message.application_properties

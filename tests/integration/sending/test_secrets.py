@@ -66,7 +66,7 @@ def everything() -> Iterator[Everything]:
 
 
 class Said:
-    """What was said to the program: texts, and errors with all that belongs to them."""
+    """Texts and errors that the program was given, with all that belongs to them."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -227,7 +227,7 @@ def test_secrets_are_masked_before_a_text_is_cut() -> None:
 
 
 def test_the_localbus_of_these_tests_knows_its_own_secrets(pair: Pair) -> None:
-    """What the other tests look for is what is really used: a guard against looking for the wrong thing."""
+    """The secrets that the other tests look for are really used: otherwise those tests could not fail."""
     assert isinstance(pair.primary, LocalBus)
     assert len(key_of(pair.primary.connection_string)) > 16
     with pytest.raises(AssertionError, match="a secret"):

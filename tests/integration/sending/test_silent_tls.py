@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("quick_pings")
 
 
 def sockets() -> int:
-    """How many sockets this process has open. (A bus that is paused takes a pipe.)"""
+    """Return the number of sockets that this process has open. (A bus that is paused takes a pipe.)"""
     found = 0
     for each in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # that of looking there, too
@@ -50,7 +50,7 @@ def sockets() -> int:
 
 
 def opening() -> int:
-    """How many links are being opened."""
+    """Return the number of links that are being opened."""
     return sum(name.startswith("pairbus-open") for name in pairbus_threads())
 
 
@@ -211,7 +211,7 @@ def test_a_handshake_is_ended_from_outside(silent: socket.socket, make: Callable
 def test_a_handshake_that_nobody_ends_has_an_end(
     silent: socket.socket, make: Callable[[Namespace], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever should have cut it: it is an outage after a minute."""
+    """Even if it is never cut, it is an outage after a minute."""
     monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 0.1)
     thread, caught = open_link(make(at(silent)))
     thread.join(30)

@@ -1,4 +1,4 @@
-"""What a pairing tells of itself: `status()`, events in the log, events to a callback."""
+"""The status of a pairing, its events in the log, and its events to a callback."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("quick_pings")
 
 
 class Records(logging.Handler):
-    """What pairbus writes to the log; `on_record` may do something with each."""
+    """The records that pairbus logs; `on_record` is called with each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -308,7 +308,7 @@ def test_a_callback_that_raises_breaks_nothing_and_goes_on_hearing(pair: Pair, r
     wait_until(lambda: "failed back" in heard)
     bus.close()
     assert [kind for kind in heard if kind != "ping failed"] == ["failed over", "failed back", "pairing closed"]
-    complaints = [record for record in records.seen if "callback" in record.getMessage()]
+    complaints = [record for record in records.seen if "on_event failed" in record.getMessage()]
     assert len(complaints) == len(heard)
     assert all(record.exc_info for record in complaints)
     wait_until(lambda: not pairbus_threads(), why=pairbus_threads)

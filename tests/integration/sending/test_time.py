@@ -24,7 +24,7 @@ TIMEOUT = 6.0
 
 
 def took(call: Callable[[], Any]) -> tuple[float, BaseException | None]:
-    """How long a call took, and what it raised."""
+    """Return the seconds that a call took, and its error."""
     began = time.monotonic()
     try:
         call()
@@ -97,7 +97,7 @@ def test_a_timeout_that_is_none_is_refused(pair: Pair, timeout: float) -> None:
 
 @SILENCE
 def test_parked_at_once_when_failed_over(pair: Pair, silent: Callable[..., None]) -> None:
-    """Whoever comes after the failover does not wait for the primary at all."""
+    """Sends after the failover do not wait for the primary at all."""
     queue = pair.queue()
     bus = pair.pairing(send_timeout=60)
     with bus.get_queue_sender(queue) as sender:
@@ -164,7 +164,7 @@ def test_parked_within_the_interval_and_one_send(pair: Pair) -> None:
 @pytest.mark.parametrize("linked", [True, False], ids=["link", "no-link"])
 @pytest.mark.parametrize("paused", [True, False], ids=["paused", "black-hole"])
 def test_parking_in_a_silent_secondary_ends_in_time(pair: Pair, paused: bool, linked: bool) -> None:
-    """Nobody takes the message: an error that carries it, within the bound."""
+    """Neither namespace takes the message: an error carries it, within the bound."""
     queue = pair.queue()
     bus = pair.pairing(send_timeout=60)
     sender = bus.get_queue_sender(queue)

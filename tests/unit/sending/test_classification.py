@@ -1,4 +1,4 @@
-"""The table of what a failure means: complete, and read by class, condition and status, never by text."""
+"""The meaning of errors: complete tables, read by class, condition and status, never by text."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CODES = [value.decode() for name, value in vars(constants).items() if name.start
 
 
 def translated(error: Exception, **options: str) -> Exception:
-    """What the SDK makes of an error from its inside."""
+    """Return the error that the SDK raises for one of its engine."""
     silent = logging.getLogger("tests.silent")
     silent.propagate = False
     silent.disabled = True
@@ -81,7 +81,7 @@ def test_every_condition_is_in_the_table(condition: str) -> None:
 
 
 def test_every_condition_of_localbus_is_in_the_table() -> None:
-    """What localbus can answer is decided on, but for the one that is a client's word and never an answer."""
+    """Every condition that localbus answers with has a row, but for the one that only clients use."""
     assert set(localbus_conditions.STATUS) - set(CONDITIONS) <= {localbus_conditions.DEAD_LETTER}
 
 
@@ -174,7 +174,7 @@ def caused(error: Exception, *causes: Exception) -> Exception:
 
 
 def answered(status: int) -> Exception:
-    """What azure-identity makes of an answer of Entra."""
+    """Return the error that azure-identity raises for an answer of Entra."""
     error = core.ClientAuthenticationError("any text")
     error.status_code = status
     return error

@@ -1,4 +1,4 @@
-"""What a failure of azure-eventhub means: every class has a row, and the AMQP error behind it decides first."""
+"""The meaning of azure-eventhub's errors: every class has a row, and the AMQP error inside decides first."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VENDOR = ["com.microsoft:server-busy", "com.microsoft:timeout", "com.microsoft:e
 
 
 def raised(error: Exception) -> Exception:
-    """What azure-eventhub makes of an error from its inside: raised while that is handled, its cause suppressed."""
+    """Return the error that azure-eventhub raises for one of its engine: while that is handled, without a cause."""
     producer = SimpleNamespace(_name="p", _close_connection=lambda: None, _close_handler=lambda: None)
     try:
         try:

@@ -69,6 +69,6 @@ def test_an_sdk_without_a_private_method_is_refused_on_import(distribution: str,
 
 
 def test_the_tried_versions_are_those_of_the_clone() -> None:
-    """What is pinned for the tests is what was tried, and the package's dependencies allow it."""
+    """The versions that the tests run with are the tried ones."""
     pinned = dict(re.findall(r"^([\w-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     assert {name: pinned[name] for name in TRIED} == TRIED
