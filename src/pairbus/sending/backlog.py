@@ -125,7 +125,7 @@ class Backlog:
             pool.drop_idle()
 
     def _learn_limit(self, pool: ConnectionPool, connection: SenderConnection) -> None:
-        """Adopt the limit that an open link has told."""
+        """Adopt the limit that the service has given an open link."""
         if connection.limit and connection.limit != pool.limit:
             pool.limit = connection.limit
             self._smallest_limit = min(self.limit_of(path) for path in self._queues)
@@ -242,7 +242,7 @@ class _Parking:
 
     def _too_large(self, queue: str, count: int, error: Exception) -> None:
         """Make the batches smaller; a single message is to blame itself, and its queue may take others."""
-        self._parcel.refuse_too_large(self._backlog.limit_of(queue))  # the link has told its limit meanwhile
+        self._parcel.refuse_too_large(self._backlog.limit_of(queue))  # the link that was opened meanwhile knows it
         if count > 1:
             self._most = count // 2
             return

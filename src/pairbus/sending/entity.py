@@ -83,7 +83,7 @@ class Entity:
             self.pool.wanted = self._users > 0
             return [] if self._users else self.pool.close_idle()
 
-    # --- what senders report -----------------------------------------------------------------------------
+    # --- outcomes of sends -------------------------------------------------------------------------------
 
     def accepted(self, messages: int, operations: int) -> None:
         """Count a send that the primary has accepted."""
@@ -177,7 +177,7 @@ class Entity:
         if error is None:
             return self.health.ping_answered(now)
         if is_shortage(error) or meaning_of(error) is Meaning.BUSY:
-            return self.health  # says nothing of the entity: an unusable one stays so, and nothing is parked for it
+            return self.health  # not the entity's fault; an unusable one stays so, and nothing is parked for it
         if meaning_of(error) is Meaning.CONFIGURATION and not is_unnamed(error):
             self.refusal = error
             return self.health.ping_refused(now)
@@ -207,7 +207,7 @@ class Entity:
         if connection is not None:
             connection.cut()
 
-    # --- what is known -----------------------------------------------------------------------------------
+    # --- status ------------------------------------------------------------------------------------------
 
     def status(self) -> EntityStatus:
         """Return all that is known of the entity, at this moment."""

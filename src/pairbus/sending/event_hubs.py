@@ -51,7 +51,7 @@ def event_hub_sender() -> Any:
 
 
 class _PartitionSender(PairedSender):
-    """The paired sender to a hub or to one partition; a producer has as many as it was asked for."""
+    """The paired sender to a hub or to one partition of it."""
 
     @property
     def fully_qualified_namespace(self) -> str:
@@ -210,7 +210,7 @@ class PairedEventHubProducer:
                 )
             return sdk.whole_batch(events), self._sender(sdk.partition_of(events))
         sender = self._sender(partition_id)
-        # Where no link has told a limit yet, the one that opens does.
+        # Before a link is open the limit is unknown; the link that opens checks it.
         limit = sender.known_limit or sdk.UNLIMITED
         return sdk.several_events(list(events), host, self.eventhub_name, partition_id, partition_key, limit), sender
 
@@ -239,7 +239,7 @@ class PairedEventHubProducer:
                 sender = self._senders[partition_id] = _PartitionSender(self._pairing, entity)
         return sender
 
-    # --- what a paired producer does not do ------------------------------------------------------------------
+    # --- not supported ---------------------------------------------------------------------------------------
 
     def get_eventhub_properties(self) -> NoReturn:
         """Raise NotSupportedError: only the hub itself can answer, and it may be down."""

@@ -230,7 +230,7 @@ class PairedNamespace:
         """Return the host that a parked message must name; None for an entity of the primary."""
         return entity.event_hubs
 
-    # --- what is known -----------------------------------------------------------------------------------
+    # --- status ------------------------------------------------------------------------------------------
 
     def status(self) -> PairingStatus:
         """Return all that is known of the pairing, at this moment."""
@@ -262,7 +262,7 @@ class PairedNamespace:
         if kind == events.FAILED_BACK and self._syphon is not None:
             self._syphon.wake()
 
-    # --- where it may be used ------------------------------------------------------------------------------
+    # --- checks --------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raise if the pairing has ended, or if this process was forked from the one that opened it."""

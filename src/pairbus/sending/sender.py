@@ -236,7 +236,7 @@ class PairedSender:
         return time.monotonic() + wait < deadline and not self._pairing.closing.wait(wait)
 
     def _meaning_of(self, error: Exception, message: Any) -> Meaning:
-        """Return what an error of a send means; an answer that is no AMQP is told from a bad message by encoding it."""
+        """Return the meaning of an error; encode the message again where only that tells whether it is to blame."""
         if is_unnamed(error) and _encodes(message):
             return Meaning.OUTAGE
         return meaning_of(error)
@@ -263,7 +263,7 @@ class PairedSender:
         namespace = self._pairing.namespace_of(self._entity)
         return examine(self._entity.path, message, namespace, self._backlog.limit, self._span_attributes)
 
-    # --- what a paired sender never had --------------------------------------------------------------------
+    # --- not supported --------------------------------------------------------------------------------------
 
     def schedule_messages(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Not available: a message that is parked has no sequence number in the primary."""

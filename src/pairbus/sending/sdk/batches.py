@@ -18,7 +18,7 @@ with private_names_of("azure-servicebus"):
 
 #: Bytes that a batch takes beyond its messages, and a message in it beyond itself: never less than the SDK reckons.
 BATCH_OVERHEAD, MESSAGE_OVERHEAD = 64, 8
-#: Bytes that every entity takes at least; used until a link has told its own limit.
+#: Bytes that every entity takes at least; used until a link is open, which knows the entity's own limit.
 STANDARD_LIMIT = 256 * 1024
 #: Bytes that no batch may exceed, however large single messages may be.
 PREMIUM_BATCH_LIMIT = 1024 * 1024

@@ -40,7 +40,7 @@ CLASSES: dict[type[BaseException], Meaning] = {
     sdk.MessageNotFoundError: _CONFIGURATION,
     sdk.AutoLockRenewFailed: _CONFIGURATION,
     sdk.AutoLockRenewTimeout: _CONFIGURATION,
-    # A refused credential is a fault of the set-up; for one that could not be asked see `_is_unasked`.
+    # A refused credential is a fault of the set-up; for an authority that was not reached see `_is_unreachable`.
     core.ClientAuthenticationError: _CONFIGURATION,
     # Of credentials and resolvers that use the network themselves.
     core.ServiceRequestError: _OUTAGE,
@@ -110,7 +110,7 @@ def meaning_of(error: BaseException) -> Meaning:
         return _OUTAGE  # an unknown condition of the service: its error, not the caller's
     if _is_generic(error) and isinstance(inner, Exception):
         return meaning_of(inner)
-    if isinstance(error, core.ClientAuthenticationError) and _is_unasked(error):
+    if isinstance(error, core.ClientAuthenticationError) and _is_unreachable(error):
         return _OUTAGE
     for kind in type(error).__mro__:
         if kind in CLASSES:
@@ -169,7 +169,7 @@ def has_no_credential(error: BaseException) -> bool:
     return False
 
 
-def _is_unasked(error: core.ClientAuthenticationError) -> bool:
+def _is_unreachable(error: core.ClientAuthenticationError) -> bool:
     """Return True if the network or the authority failed: azure-identity has one class for that and a refusal."""
     if (status_of(error) or 0) >= _FAILURES:
         return True
