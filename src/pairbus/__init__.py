@@ -1,4 +1,4 @@
-"""Paired namespaces for Azure Service Bus, and localbus, a Service Bus that runs on any laptop."""
+"""Paired namespaces for Azure Service Bus, and localbus, an embedded Service Bus for development and tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: Where each public name lives. Imported when it is first asked for: localbus needs none of the SDK.
+#: Public name -> the module that defines it, imported on first use: localbus needs no part of the SDK.
 _HOMES = {
     "BacklogUnavailableError": "errors",
     "ConfigError": "errors",

@@ -1,4 +1,4 @@
-"""What paired namespaces cost: `forecast` tells before, `PairedNamespace.status().operations` counts as it happens."""
+"""The cost of paired namespaces: `forecast` estimates it; `PairedNamespace.status().operations` counts it."""
 
 from .domain.cost import Forecast, Line, forecast, operations_of
 

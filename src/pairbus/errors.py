@@ -1,16 +1,17 @@
-"""The errors of pairbus, beside those of the SDK, which pass through unchanged.
+"""The errors of pairbus. Those of the SDK pass through unchanged.
 
     PairbusError
-    ├── OptionError                  an option or a namespace is not what it must be (also a ValueError)
+    ├── OptionError                  an option or a namespace is out of its range or malformed (also a ValueError)
     │   └── ConfigError              a configuration has mistakes; `problems` names all of them
-    ├── PairingError                 a pairing could not be made, or is used where it cannot be
-    │   └── ProvisioningError        the secondary namespace has no backlog queue that could be used
+    ├── PairingError                 a pairing could not be made, or is used in a way that is not possible
+    │   └── ProvisioningError        the secondary namespace has no usable backlog queue
     ├── PairedNamespaceClosedError   the pairing, or one half of it, is closed (also a ValueError, as in the SDK)
-    ├── NotSupportedError            what a paired sender never had (also a NotImplementedError)
+    ├── NotSupportedError            an operation that a paired sender does not have (also a NotImplementedError)
     ├── NotParkableError             a message that no backlog queue can hold (also the SDK's MessageSizeExceededError)
-    └── BacklogUnavailableError      no backlog queue took the messages that it carries (also a ServiceBusError)
+    └── BacklogUnavailableError      no backlog queue accepted the messages (also a ServiceBusError)
 
-Decisions are taken from attributes, never from texts. An error that leaves messages behind carries them in `messages`.
+The attributes of an error are for decisions, its text for readers. An error that leaves messages unsent carries them in
+`messages`.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ __all__ = [
 
 
 class PairbusError(Exception):
-    """The root of everything that pairbus raises itself. It can be pickled, as a pool of processes does with errors."""
+    """The base class of all errors of pairbus. They can be pickled, as a pool of processes does with errors."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         kept = {name: value for name, value in self.__dict__.items() if name not in _NOT_PICKLED}
         return _rebuilt, (type(self), self.args), kept
 
 
-#: What azure-core notes about where an error was raised.
+#: Attributes that azure-core adds for the place where an error was raised.
 _NOT_PICKLED = ("exc_type", "exc_value", "exc_traceback", "inner_exception", "continuation_token")
 
 
@@ -53,26 +54,34 @@ def _rebuilt(kind: type[PairbusError], args: tuple[Any, ...]) -> PairbusError:
 
 
 class OptionError(PairbusError, ValueError):
-    """An option is refused: its name, its value and what would be right."""
+    """A refused option; the text contains its name, its value and the values that are allowed."""
 
 
 class ConfigError(OptionError):
-    """A configuration is refused: `problems` has one sentence for each mistake, `source` the file they are in."""
+    """A refused configuration.
+
+    Attributes
+    ----------
+    problems
+        One sentence for each mistake.
+    source
+        The path of the configuration's file; None if it does not come from a file.
+    """
 
     def __init__(self, problems: Sequence[str], source: str | None = None) -> None:
         self.problems = tuple(problems)
         self.source = source
-        told = self.problems[0] if len(self.problems) == 1 else f"{len(self.problems)} problems"
+        summary = self.problems[0] if len(self.problems) == 1 else f"{len(self.problems)} problems"
         listed = "".join(f"\n  - {problem}" for problem in self.problems) if len(self.problems) > 1 else ""
-        super().__init__(f"{source or 'the configuration'}: {told}{listed}")
+        super().__init__(f"{source or 'the configuration'}: {summary}{listed}")
 
 
 class PairingError(PairbusError):
-    """A pairing could not be made, or is used where it cannot be."""
+    """A pairing that could not be made, or is used in a way that is not possible, such as after a fork."""
 
 
 class ProvisioningError(PairingError):
-    """No backlog queue could be found or made; `reasons` says why, queue by queue."""
+    """The secondary namespace has no usable backlog queue; `reasons` maps each queue's path to the reason."""
 
     def __init__(self, message: str, reasons: Mapping[str, str]) -> None:
         super().__init__(message)
@@ -80,7 +89,7 @@ class ProvisioningError(PairingError):
 
 
 class PairedNamespaceClosedError(PairbusError, ValueError):
-    """The pairing is closed, or one of its halves is; both are named."""
+    """A use of a closed pairing, or of one of which a half is closed; `primary` and `secondary` are their hosts."""
 
     def __init__(self, message: str, *, primary: str, secondary: str) -> None:
         super().__init__(message)
@@ -89,12 +98,11 @@ class PairedNamespaceClosedError(PairbusError, ValueError):
 
 
 class NotSupportedError(PairbusError, NotImplementedError):
-    """Something that a paired sender does not do, and what to use instead."""
+    """An operation that a paired sender does not have; the text names the alternative."""
 
 
 def __getattr__(name: str) -> Any:
-    # Those that are the SDK's as well. It takes a fifth of a second to import, and Spark starts processes that need
-    # nothing of it.
+    # These are errors of the SDK as well. Its import takes a fifth of a second, and Spark starts processes without it.
     if name in ("BacklogUnavailableError", "NotParkableError"):
         from .sending import errors
 

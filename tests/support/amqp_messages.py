@@ -35,7 +35,7 @@ scalars = (
     | st.integers(-(2**31), 2**31 - 1)
     | st.integers(0, 2**32 - 1).map(UInt)
     | st.integers(-(2**63), 2**63 - 1).map(Long)
-    | st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
     | st.text(st.characters(max_codepoint=127), max_size=20).map(Symbol)
     | st.binary(max_size=20)
     | st.uuids()

@@ -61,7 +61,7 @@ class Model:
         return b"".join(part.encoded() for part in self.parts)
 
     def expected(self) -> bytes:
-        """What park and restore must give: the same, with an id, and the expiry anew if there is a time to live."""
+        """Return the message after park and restore: with an id, and with a new expiry if it has a time to live."""
         header = next((part.items for part in self.parts if part.code == HEADER), ())
         ttl = int.from_bytes(header[2][1:], "big") if len(header) > 2 and header[2] != NULL else None
         parts = list(self.parts)

@@ -65,7 +65,7 @@ def run_damaged(seed: int, count: int) -> None:
 
 
 def refused_by_restore(raw: bytes) -> EnvelopeError | None:
-    """What `restore` says against it."""
+    """Return the error of `restore`; None if there is none."""
     try:
         restore(raw, NOW)
     except EnvelopeError as error:
@@ -74,7 +74,7 @@ def refused_by_restore(raw: bytes) -> EnvelopeError | None:
 
 
 def refused_by_park(raw: bytes) -> NotRestorableError | None:
-    """What `park` says against it."""
+    """Return the error of `park`; None if there is none."""
     try:
         park(raw, "orders", ID)
     except NotRestorableError as error:

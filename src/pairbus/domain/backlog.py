@@ -10,11 +10,12 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
-#: The longest duration the service knows; it stands for "never".
+#: The service's longest duration, which stands for "never".
 FOREVER = "P10675199DT2H48M5.4775807S"
 _FOREVER = timedelta(days=10675199)
 
-#: The properties of a new backlog queue, by the administration client's names; all others have the service's default.
+#: The properties with which backlog queues are created, by the administration client's names; others have the
+#: service's defaults.
 PROPERTIES: Mapping[str, Any] = MappingProxyType(
     {
         "max_size_in_megabytes": 5120,
@@ -27,20 +28,20 @@ PROPERTIES: Mapping[str, Any] = MappingProxyType(
     }
 )
 
-#: Settings that a backlog queue must not have, and their effect on parked messages.
+#: Properties that a backlog queue must not have, each with its effect on parked messages.
 _MUST_NOT: Mapping[str, str] = MappingProxyType(
     {
-        # Ids are unique for each entity that is sent to, and a backlog queue holds messages for many of them.
+        # Ids are unique for one destination, and a backlog queue holds messages for many of them.
         "requires_duplicate_detection": "must be False: the queue would drop a message that has the id of another's",
         "requires_session": "must be False: the queue would refuse parked messages, which have no session",
-        "forward_to": "must not be set: the queue would pass on what is parked in it, and no syphon would find it",
+        "forward_to": "must not be set: the queue would forward parked messages, and no syphon would find them",
     }
 )
 _ACTIVE = "Active"
 
 
 def namespace_name(host: str) -> str | None:
-    """Return the first label of a namespace's host name; None for an address or `localhost`, which have no name."""
+    """Return the first label of a namespace's host name; None for an address or `localhost`, which contain no name."""
     bare = host.strip().rstrip(".").lower()
     if bare.startswith("["):
         return None
@@ -61,7 +62,7 @@ def queue_path(namespace: str, index: int) -> str:
 
 
 def format_indexes(indexes: Sequence[int]) -> str:
-    """Return indexes in the short form that the option `queues` reads: "0-4,7"."""
+    """Return indexes in the short form of the option `queues`, such as "0-4,7"."""
     runs: list[list[int]] = []
     for index in sorted(indexes):
         if runs and index == runs[-1][1] + 1:
@@ -72,18 +73,18 @@ def format_indexes(indexes: Sequence[int]) -> str:
 
 
 def differences(found: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return property -> (found, expected) where a queue differs from one that pairbus makes, its status included."""
-    told = {
+    """Return property → (its value, that of a queue made by pairbus) where they differ; also for the status."""
+    different = {
         name: (found.get(name), wanted)
         for name, wanted in PROPERTIES.items()
         if not _same(found.get(name), wanted)
     }  # fmt: skip
     status = found.get("status") or _ACTIVE
-    return told if status == _ACTIVE else {**told, "status": (status, _ACTIVE)}
+    return different if status == _ACTIVE else {**different, "status": (status, _ACTIVE)}
 
 
 def unusable(found: Mapping[str, Any]) -> str | None:
-    """Return why a queue cannot be used as a backlog: the property and its right value; None if it can."""
+    """Return the property for which a queue cannot be a backlog queue, and the right value; None if it can be one."""
     for name, why in _MUST_NOT.items():
         if found.get(name):
             return f"its {name} is {found[name]!r} and {why}"
@@ -166,9 +167,9 @@ class Rotation:
         return self.absence(queue, now) is None
 
 
-#: Of the time that is left, the part that one queue may take while others could be tried; but no less than opening a
-#: link may take.
+#: The share of a call's time that one queue may take while others could be tried.
 _SHARE = 0.5
+#: The least seconds for one queue: opening a link may take as long.
 LEAST_SECONDS = 2.0
 
 
@@ -189,12 +190,12 @@ class QueueChooser:
     refused a message is not tried again with that message. One that is busy is tried once more, then the others.
     """
 
-    def __init__(self, rotation: Rotation, home: SenderQueue) -> None:
+    def __init__(self, rotation: Rotation, sender_queue: SenderQueue) -> None:
         self._rotation = rotation
-        self._home = home
+        self._sender_queue = sender_queue
         #: The sender's queue as this call has last seen it: another thread may pick a new one meanwhile.
-        self._seen = home.queue
-        self._current = home.queue
+        self._seen = sender_queue.queue
+        self._current = sender_queue.queue
         self._failed: set[str] = set()
         self._refusing: set[str] = set()
         self._busy: set[str] = set()
@@ -202,8 +203,8 @@ class QueueChooser:
     def choose(self, now: float) -> str | None:
         """Return the queue for the next attempt; None if there is none to try."""
         if self._current == self._seen:
-            self._home.queue = self._rotation.pick(self._home.queue, now) or self._home.queue
-            self._current = self._seen = self._home.queue
+            self._sender_queue.queue = self._rotation.pick(self._sender_queue.queue, now) or self._sender_queue.queue
+            self._current = self._seen = self._sender_queue.queue
         excluded = self._failed | self._refusing
         found = self._rotation.pick(self._current, now, excluded | (self._busy - {self._current}))
         return found or self._rotation.pick(None, now, excluded)
@@ -217,8 +218,8 @@ class QueueChooser:
     def accepted(self, queue: str) -> None:
         """Note that a queue has accepted messages: the sender stays with it, and every queue may take the next ones."""
         self._current = queue
-        if queue != self._seen and self._home.queue == self._seen:  # else another thread has picked one for all
-            self._home.queue = self._seen = queue
+        if queue != self._seen and self._sender_queue.queue == self._seen:  # else another thread has picked one for all
+            self._sender_queue.queue = self._seen = queue
         self._busy.clear()
         self._refusing.clear()
 

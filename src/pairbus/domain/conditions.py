@@ -1,9 +1,9 @@
-"""One table of AMQP error conditions: what each means for a sender, and for a message on its way home.
+"""The table of AMQP error conditions: their meaning for a sender, and for a message that the syphon moves back.
 
-A sender reads the first column: an outage counts towards failover, a busy service is tried again, a configuration
-error goes to the caller. The syphon reads the second: a message stays in the backlog while waiting may help, and is
-dead-lettered there when it cannot. The third column says which part is refused; a refused credential, for instance,
-is never the message's fault.
+The first column is the sender's: an outage counts towards failover, a busy service is tried again, a configuration
+error goes to the caller. The second is the syphon's: a message stays in the backlog while waiting may help, and is
+dead-lettered there when it cannot. The third names the refused part; a refused credential, for instance, is never the
+message's fault.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Meaning(Enum):
-    """What a failed send says about the entity."""
+    """The meaning of a failed send for its entity."""
 
     #: Counts towards failover.
     OUTAGE = "counts"
@@ -24,13 +24,13 @@ class Meaning(Enum):
 
 
 class Refusal(Enum):
-    """What the syphon does with a message that its destination refused."""
+    """The treatment of a message that its destination refused."""
 
     #: The message stays in the backlog, and its destination gets nothing more in this pass.
     HOLD = "hold"
     #: The message is dead-lettered in the backlog: no retry can succeed.
     DEAD_LETTER = "dead-letter"
-    #: The condition is not one that a sender should get: hold the message, dead-letter it if that happens repeatedly.
+    #: No sender should get the condition: the message is held, and dead-lettered if it is refused repeatedly.
     UNKNOWN = "unknown"
 
 
@@ -60,7 +60,7 @@ MAX_UNKNOWN_DELIVERIES = 10
 
 _OUTAGE = Condition(Meaning.OUTAGE, Refusal.HOLD)
 _BUSY = Condition(Meaning.BUSY, Refusal.HOLD)
-#: The entity is full or locked: an error for the caller of a send, and worth waiting for on the way home.
+#: The entity is full or locked: an error for the caller of a send; the syphon waits.
 _FULL = Condition(Meaning.CONFIGURATION, Refusal.HOLD)
 _CREDENTIAL = Condition(Meaning.CONFIGURATION, Refusal.HOLD, Subject.CREDENTIAL)
 _ENTITY = Condition(Meaning.CONFIGURATION, Refusal.DEAD_LETTER, Subject.ENTITY)
@@ -133,7 +133,7 @@ MESSAGE_CONDITIONS = conditions_of(Subject.MESSAGE)
 
 
 def refusal_of(condition: str | None) -> Refusal:
-    """Return what the syphon does with a message refused with a condition.
+    """Return the treatment of a message that was refused with a condition.
 
     Without a condition, as after a lost connection, the message is held.
     """

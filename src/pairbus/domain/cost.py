@@ -1,7 +1,8 @@
-"""What paired namespaces cost: billable operations, counted as they happen and forecast before.
+"""The cost of paired namespaces: billable operations of a message, and forecasts.
 
-Microsoft bills operations: any call to the service is one, and every further 64 KB of a message count again. The
-figures of the original are lines with `beyond` false; settlements and management calls are lines of their own.
+Microsoft bills operations: each call to the service is one, and each further 64 KB of a message another one. Lines with
+`beyond` false have the figures of Microsoft's page on paired namespaces; settlements and management calls are separate
+lines.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-#: So many bytes of a message are one operation.
+#: The bytes of a message that count as one operation.
 UNIT = 64 * 1024
 
 
 def operations_of(size: int) -> int:
-    """How many operations sending or receiving a message of so many bytes is."""
+    """Return the billable operations of sending or receiving a message of so many bytes."""
     return max(1, -(-size // UNIT))
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One kind of operation, how many of it, and whether it goes beyond what Microsoft's page counted."""
+    """One kind of operation and its number; `beyond` is true if Microsoft's page does not count it."""
 
     what: str
     operations: int
@@ -31,7 +32,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What something will cost: operations by kind, and money where a price was given."""
+    """A forecast: operations by kind, and their price if one was given."""
 
     lines: tuple[Line, ...]
     price_per_million: float | None = None
@@ -43,12 +44,12 @@ class Forecast:
 
     @property
     def operations(self) -> int:
-        """All of them."""
+        """The operations of all lines."""
         return sum(line.operations for line in self.lines)
 
     @property
     def money(self) -> float | None:
-        """The price of all of them, in the currency of the price per million."""
+        """The price of all operations, in the currency of `price_per_million`; None without that."""
         return None if self.price_per_million is None else self.operations * self.price_per_million / 1e6
 
     def __str__(self) -> str:
@@ -72,11 +73,35 @@ def forecast(
     idle_poll_interval: float | timedelta = 120,
     price_per_million: float | None = None,
 ) -> Forecast:
-    """What it costs when messages take the detour, while entities are pinged, and while a syphon is idle.
+    """Return the cost of parked messages, of an outage's pings, and of an idle syphon.
 
-    `messages` of `message_size` bytes are parked and brought home. During an `outage` each of `clients` pings each of
-    `entities` every `ping_interval`. While `idle`, a syphon asks for all depths at once every `idle_poll_interval`;
-    with `long_poll` the original's way is reckoned, one receive a queue each time. Durations: seconds or `timedelta`.
+    Parameters
+    ----------
+    messages, message_size
+        The number of messages that are parked and moved back, and their size in bytes.
+    outage
+        The length of an outage.
+    clients, entities, ping_interval
+        During an outage each client pings each entity once in every such interval.
+    idle
+        The time for which a syphon runs with an empty backlog.
+    idle_poll_interval
+        An idle syphon queries the depths of all queues with one call in every such interval.
+    queues, long_poll
+        If `long_poll` is given, the idle syphon instead makes one receive for each queue in every such interval, as
+        the original did.
+    price_per_million
+        The price of a million operations.
+
+    Returns
+    -------
+    Forecast
+        The operations by kind. Durations are seconds or `timedelta`.
+
+    Raises
+    ------
+    ValueError
+        An argument is out of its range; the error names it.
     """
     counts: dict[str, Any] = {"messages": messages, "message_size": message_size, "clients": clients}
     counts |= {"entities": entities, "queues": queues}
@@ -106,12 +131,12 @@ def forecast(
     if unused and poll_every is not None:
         lines.append(Line("receives of an idle syphon", queues * _times(unused, poll_every)))
     elif unused:
-        lines.append(Line("depths asked by an idle syphon (management)", _times(unused, ask_every), beyond=True))
+        lines.append(Line("depth queries of an idle syphon (management)", _times(unused, ask_every), beyond=True))
     return Forecast(tuple(lines), price_per_million)
 
 
 def _times(duration: float, interval: float) -> int:
-    """How many whole intervals a duration has; what a float loses in a division must not cost one."""
+    """Return the number of whole intervals in a duration, in spite of rounding errors."""
     return math.floor(duration / interval * (1 + 1e-12))
 
 

@@ -1,4 +1,4 @@
-"""The health of one entity: what happened and when goes in, the next state comes out.
+"""The health of one entity: a pure state machine from an event and its time to the next state.
 
 available ──failure──▶ suspect ──failures for a whole interval──▶ failed over ──ping answers──▶ available
     ▲                     │                                        │      ▲
@@ -14,7 +14,7 @@ from enum import Enum
 
 
 class State(Enum):
-    """Where the messages of an entity go."""
+    """The state of an entity: it decides on the namespace that gets its messages."""
 
     AVAILABLE = "available"
     SUSPECT = "suspect"
@@ -24,29 +24,35 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """One entity's state, since when, when the failures began that have not been followed by a success, and when it was
-    last seen well: by a send that it accepted, or by the ping that brought it back."""
+    """The health of one entity; times in seconds of the caller's clock."""
 
     state: State = State.AVAILABLE
+    #: The time of the last change of state.
     since: float = 0.0
+    #: The time of the first failure after the last success; None if there was none.
     failing_since: float | None = None
+    #: The time of the last send that the primary accepted, or of the ping that ended a failover.
     well_at: float | None = None
 
     @property
     def goes_to_primary(self) -> bool:
-        """Whether messages are sent to the primary."""
+        """True if messages go to the primary."""
         return self.state is State.AVAILABLE or self.state is State.SUSPECT
 
     def succeeded(self, now: float) -> Health:
-        """A send was accepted by the primary. A straggler of before the failover changes nothing: a ping decides."""
+        """Return the health after a send that the primary accepted.
+
+        A send from before the failover changes nothing: only a ping ends a failover.
+        """
         if not self.goes_to_primary:
             return self
         return Health(State.AVAILABLE, self.since if self.state is State.AVAILABLE else now, None, now)
 
     def failed(self, now: float, interval: float, sent_at: float) -> Health:
-        """A send to the primary failed in a way that counts; after `interval` seconds of that it is failed over.
+        """Return the health after a failed send to the primary that counts as an outage.
 
-        One that was sent before the entity was last seen well is a straggler, and changes nothing.
+        The entity fails over once it has been failing for `interval` seconds. A failure of a message that was sent
+        before the last success changes nothing.
         """
         if not self.goes_to_primary or (self.well_at is not None and sent_at < self.well_at):
             return self
@@ -56,15 +62,15 @@ class Health:
         return self if self.state is State.SUSPECT else replace(self._to(State.SUSPECT, now), failing_since=began)
 
     def ping_answered(self, now: float) -> Health:
-        """The primary took a ping: sends go there again."""
+        """Return the health after a ping that the primary accepted: sends go there again."""
         return self if self.goes_to_primary else Health(State.AVAILABLE, now, None, now)
 
     def ping_refused(self, now: float) -> Health:
-        """A ping met a configuration error: no use in parking for what nobody will ever receive."""
+        """Return the health after a ping with a configuration error: parked messages could never be delivered."""
         return self._to(State.UNUSABLE, now) if self.state is State.FAILED_OVER else self
 
     def ping_failed(self, now: float) -> Health:
-        """A ping failed as in an outage: an unusable entity may have been mended, it is only down."""
+        """Return the health after a ping that failed as in an outage: an unusable entity may have been repaired."""
         return self._to(State.FAILED_OVER, now) if self.state is State.UNUSABLE else self
 
     def _to(self, state: State, now: float) -> Health:

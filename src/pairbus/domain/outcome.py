@@ -1,4 +1,4 @@
-"""What can become of a message that a syphon takes up, and how it is told: rows for the ledger, one summary a queue."""
+"""The outcomes of messages that a syphon receives: rows for the ledger, and one summary for each queue."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from enum import Enum
 
 
 class Outcome(str, Enum):
-    """The fate of one message, as the ledger has it."""
+    """The outcome of one message, as in the ledger."""
 
-    #: Its destination has accepted it.
+    #: The destination has accepted the message.
     DELIVERED = "delivered"
-    #: It went to the backlog queue's own dead-letter queue; the row's reason says why.
+    #: The message is in the backlog queue's own dead-letter queue, for the row's reason.
     DEAD_LETTERED = "dead-lettered"
-    #: Nobody can tell: an answer was lost, or the lock was. It is in the backlog still, or comes back to it, and may
-    #: arrive twice, with the same id.
+    #: An answer or the message's lock was lost. The message is still in the backlog, or returns to it, and may arrive
+    #: twice, with the same id.
     IN_DOUBT = "in doubt"
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What all rows of one journal have in common: whose backlog, which queue, and which try at it."""
+    """The header of a journal: the values that all its rows share."""
 
     #: The name of the primary namespace, which is part of the backlog queues' paths.
     namespace: str
     queue_index: int
     #: The micro-batch, or the pass of a syphon without Spark.
     batch: int = 0
-    #: Which try of that batch's task it was; unique within a run.
+    #: The attempt of that batch's task; unique within a run.
     attempt: int = 0
 
 
@@ -39,10 +39,7 @@ Row = tuple[int, "str | None", "str | None", "str | None", str, "str | None", "i
 
 @dataclass(slots=True)
 class Rows:
-    """Rows of the ledger, as columns.
-
-    Points in time are milliseconds since 1970, UTC.
-    """
+    """Rows of the ledger, as columns; times in milliseconds since 1970, UTC."""
 
     sequence_number: list[int] = field(default_factory=list)
     message_id: list[str | None] = field(default_factory=list)
@@ -57,7 +54,7 @@ class Rows:
 
     @classmethod
     def of(cls, rows: list[Row]) -> Rows:
-        """Rows, one by one, as columns."""
+        """Return the rows as columns."""
         return cls(*map(list, zip(*rows, strict=True)))
 
     def __len__(self) -> int:
@@ -75,13 +72,13 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class QueueSummary:
-    """What one drain of one backlog queue came to."""
+    """The result of one drain of one backlog queue."""
 
     queue_index: int
     received: int = 0
     delivered: int = 0
     dead_lettered: int = 0
-    #: How many different messages were given back because their destination did not take them.
+    #: The number of different messages that were returned to the queue, since their destination did not accept them.
     held: int = 0
     in_doubt: int = 0
     #: Bytes of the delivered messages.
@@ -105,7 +102,7 @@ def held_over(queues: Iterable[QueueSummary]) -> tuple[Held, ...]:
 
 
 def out_of_reach(depth: int, held: int) -> str | None:
-    """What to say of a queue that has more messages than are held back; nothing if it has not."""
+    """Return a text about the messages of a queue beyond those held; None if there are none."""
     if depth <= held:
         return None
     return f"{depth - held} of {depth} messages are out of reach; another receiver may have locked them"

@@ -1,1 +1,1 @@
-"""Parts that every package needs and none owns: bounded calls, credentials, error texts without secrets."""
+"""Parts that every package needs: calls with a deadline, credentials, backoff, the administration client, redaction."""

@@ -1,4 +1,4 @@
-"""The SDK's administration client for a `Namespace`, and the list of queues with what the SDK leaves out of it."""
+"""The SDK's administration client for a `Namespace`, and the list of its queues with their delivery counts."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _Arguments = tuple[str, tuple[str, ...], str]
 
 
 def deadline_credential(credential: Any) -> Any:
-    """Return what an SDK gets instead of a credential.
+    """Return a credential with a deadline for each token, to hand to an SDK.
 
     Parameters
     ----------

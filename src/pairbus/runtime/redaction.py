@@ -1,4 +1,4 @@
-"""What is said of errors that others have raised: one line, and nothing secret in it."""
+"""Error texts for logs and messages: one line, without secrets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ _JWT = re.compile(r"\beyJ[\w-]+\.[\w-]+(?:\.[\w-]*)?")
 
 
 def describe_error(error: BaseException) -> str:
-    """An error in one line, without anything secret."""
+    """Return an error's class and text in one line, with keys, signatures and tokens replaced by ***."""
     text = _JWT.sub("***", _SECRET.sub(r"\1=***", " ".join(str(error).split())))[:500]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -75,7 +75,7 @@ class Backlog:
         """Return the largest batch that one backlog queue takes, as far as is known."""
         return self.pools[queue].limit or self._queues[queue].limit
 
-    def park(self, parcel: Parcel, home: SenderQueue, timeout: float, stop: Callable[[], bool]) -> None:
+    def park(self, parcel: Parcel, sender_queue: SenderQueue, timeout: float, stop: Callable[[], bool]) -> None:
         """Park what is left of a parcel.
 
         `parcel.done` says how many messages are parked, also when this raises.
@@ -84,7 +84,7 @@ class Backlog:
         ----------
         parcel
             The messages of one call.
-        home
+        sender_queue
             The queue that the sender stays with; changed when another one accepts the messages.
         timeout
             Seconds for all of it.
@@ -100,7 +100,7 @@ class Backlog:
             No backlog queue accepted the messages in time.
         """
         parcel.refuse_too_large(self.limit)
-        parking = _Parking(self, parcel, home, time.monotonic() + timeout)
+        parking = _Parking(self, parcel, sender_queue, time.monotonic() + timeout)
         while parcel.rest and not stop() and not self.closing.is_set():
             parking.step()
 
@@ -184,11 +184,11 @@ class Backlog:
 class _Parking:
     """The parking of one call's parcel: attempt by attempt, each at the queue that is chosen after the last one."""
 
-    def __init__(self, backlog: Backlog, parcel: Parcel, home: SenderQueue, deadline: float) -> None:
+    def __init__(self, backlog: Backlog, parcel: Parcel, sender_queue: SenderQueue, deadline: float) -> None:
         self._backlog = backlog
         self._parcel = parcel
         self._deadline = deadline
-        self._chooser = QueueChooser(backlog.rotation, home)
+        self._chooser = QueueChooser(backlog.rotation, sender_queue)
         #: The most messages in one batch: halved while a queue takes less than it says.
         self._most = len(parcel.parked)
         #: The last refusal of the next message by a queue that takes others.

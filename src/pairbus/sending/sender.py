@@ -69,7 +69,7 @@ class PairedSender:
         self._backlog = pairing.backlog
         self._span_attributes = span_attributes(self.fully_qualified_namespace, entity.path)
         self._pid = getpid()
-        self._home = SenderQueue()
+        self._sender_queue = SenderQueue()
         self._closing_lock = threading.Lock()
         self._closed = False
         entity.join()
@@ -170,7 +170,9 @@ class PairedSender:
         """Park what is left of a parcel; unless this is the last round, until the primary is back."""
         before = parcel.done
         try:
-            self._backlog.park(parcel, self._home, timeout, _never if is_last else partial(self._is_back, parcel))
+            self._backlog.park(
+                parcel, self._sender_queue, timeout, _never if is_last else partial(self._is_back, parcel)
+            )
         finally:
             self._entity.was_parked(parcel.done - before)
 

@@ -126,7 +126,7 @@ def test_while_it_does_not_answer_the_last_token_is_given_again(credential: Info
 
 @pytest.mark.usefixtures("hurried")
 def test_without_a_good_token_it_raises_as_one_that_could_not_be_asked(credential: Informing) -> None:
-    """None yet, one that has ended, one for something else, one that the service wants another for: no token is given,
+    """No token yet, an expired one, one for another scope, one that the service has refused: no token is given,
     and the error says so. For a sender that is a network that fails, no refusal."""
     credential.life = -1
     ask = deadline_credential(credential).get_token

@@ -611,12 +611,12 @@ def test_a_busy_backlog_queue_is_waited_for_too(pair: Pair) -> None:
     sender = bus.get_queue_sender(queue)
     pair.declare_down(bus, queue)
     sender.send_messages(ServiceBusMessage("first"))
-    assert sender._home.queue is not None
-    pair.secondary.faults.busy(sender._home.queue, count=1)
+    assert sender._sender_queue.queue is not None
+    pair.secondary.faults.busy(sender._sender_queue.queue, count=1)
     pauses = noted_pauses(bus)
     sender.send_messages(ServiceBusMessage("second"))
     assert pauses == [10.0]
-    assert bus.status().queues[sender._home.queue].parked == 2
+    assert bus.status().queues[sender._sender_queue.queue].parked == 2
     assert all(each.in_rotation for each in bus.status().queues.values())
 
 
@@ -649,13 +649,13 @@ def test_a_backlog_that_stays_busy_is_waited_for_as_long_as_there_is_time(pair: 
 def test_a_busy_backlog_queue_is_left_for_another_the_second_time(pair: Pair) -> None:
     """One queue is throttled for long: its senders wait as asked, try it once more, and then another."""
     bus, sender = parking(pair, send_timeout=60)
-    busy = sender._home.queue
+    busy = sender._sender_queue.queue
     assert busy is not None
     pair.secondary.faults.busy(busy)
     pauses = noted_pauses(bus)
     sender.send_messages(ServiceBusMessage("second"))
     assert pauses == [0.2, 0.2]
-    assert sender._home.queue != busy
+    assert sender._sender_queue.queue != busy
     assert sorted(pair.parked_by_queue().values()) == [1, 1]
     assert_rotation_whole(pair, bus)
 

@@ -122,12 +122,12 @@ def test_a_backlog_queue_that_answers_nonsense_is_left_for_another(pair: Pair) -
     sender = bus.get_queue_sender(queue)
     pair.declare_down(bus, queue)
     sender.send_messages(ServiceBusMessage("1"))
-    bad = sender._home.queue
+    bad = sender._sender_queue.queue
     assert bad is not None
     spoiled = spoil(bus.backlog.pools[bad], ANSWERS["ValueError"])
     sender.send_messages(ServiceBusMessage("2"))
     assert len(spoiled) == 2
-    assert sender._home.queue != bad
+    assert sender._sender_queue.queue != bad
     assert [path for path, found in bus.status().queues.items() if not found.in_rotation] == [bad]
 
 

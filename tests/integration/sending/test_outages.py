@@ -384,14 +384,14 @@ def test_one_message_whose_answer_is_lost_keeps_the_id_that_it_was_given(pair: P
     sender = pair.sender(pair.queue(), **{**QUICK, "send_timeout": 10.0})
     pair.primary.kill()
     ledger.must_send(sender, ledger.message())
-    first = sender._home.queue
+    first = sender._sender_queue.queue
     pair.secondary.faults.lost_accept(count=1)
     with ledger.answers_lost():
         ledger.must_send(sender, ledger.message(message_id=None))
     places = ledger.check()["m1"]
     assert len(places) == 2
     assert len({_message_id(each.payload) for each in places}) == 1
-    assert sender._home.queue != first
+    assert sender._sender_queue.queue != first
 
 
 def _message_id(payload: bytes) -> Any:

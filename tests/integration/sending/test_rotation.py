@@ -82,14 +82,14 @@ def test_a_queue_that_refuses_leaves_for_all_senders(pair: Pair, ledger: Ledger)
     first, second = (bus.get_queue_sender(queue) for _ in range(2))
     good = queue_path(pair.name, len(REFUSALS))
     bad = {kind: queue_path(pair.name, index) for index, kind in enumerate(REFUSALS)}
-    first._home.queue = good
+    first._sender_queue.queue = good
     # Each send meets one bad queue: by chance it might meet all ten, one after the other, in the time that it has.
     bus.backlog.rotation.choose = lambda left: good if good in left else left[0]
     ledger.fail_over(first)
     for kind, path in bad.items():
         REFUSALS[kind](pair, path)
     for kind, path in bad.items():
-        first._home.queue = second._home.queue = path  # what they might have picked
+        first._sender_queue.queue = second._sender_queue.queue = path  # what they might have picked
         ledger.must_send(first, ledger.messages(2))
         assert not bus.status().queues[path].in_rotation, kind
         assert bus.status().queues[path].why, kind
@@ -113,7 +113,7 @@ def test_a_message_that_all_queues_refuse_takes_none_from_the_others(
     first, second = (bus.get_queue_sender(queue) for _ in range(2))
     for sender in (first, second):
         ledger.fail_over(sender)
-    used = [first._home.queue, second._home.queue]
+    used = [first._sender_queue.queue, second._sender_queue.queue]
     with pair.secondary.faults.during("reject", condition=condition):
         given = ledger.messages(3)
         error = ledger.send(first, given)
@@ -124,7 +124,7 @@ def test_a_message_that_all_queues_refuse_takes_none_from_the_others(
     assert all(found.in_rotation for found in bus.status().queues.values())
     for sender in (first, second):
         ledger.must_send(sender, ledger.message())
-    assert [first._home.queue, second._home.queue] == used
+    assert [first._sender_queue.queue, second._sender_queue.queue] == used
     assert not pair.told("queue left rotation")
     ledger.check(but=0)
 
@@ -135,11 +135,11 @@ def test_a_message_that_one_queue_refuses_is_parked_in_another(pair: Pair, ledge
     bus = pair.pairing(backlog_queue_count=2, **QUICK)
     sender = bus.get_queue_sender(queue)
     ledger.fail_over(sender)
-    assert sender._home.queue is not None
-    pair.secondary.faults.reject("amqp:not-allowed", sender._home.queue)
-    refusing = sender._home.queue
+    assert sender._sender_queue.queue is not None
+    pair.secondary.faults.reject("amqp:not-allowed", sender._sender_queue.queue)
+    refusing = sender._sender_queue.queue
     ledger.must_send(sender, ledger.message())
-    assert sender._home.queue != refusing
+    assert sender._sender_queue.queue != refusing
     assert all(found.in_rotation for found in bus.status().queues.values())
     ledger.check(but=0)
 
@@ -153,7 +153,7 @@ def test_a_refusal_says_nothing_about_the_messages_after_it(pair: Pair, then: st
     sender = bus.get_queue_sender(queue)
     pair.declare_down(bus, queue)
     first, second = (queue_path(pair.name, index) for index in range(2))
-    sender._home.queue = first
+    sender._sender_queue.queue = first
     faults = pair.secondary.faults
     refusal = faults.reject("amqp:not-allowed", first)
 

@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pairbus import ConfigError, OptionError
-from pairbus.config.checks import format_indexes
 from pairbus.config.references import CREDENTIALS
 from pairbus.config.syphon_config import OF_A_JOB, LedgerPlaces, NamespaceReference, SyphonConfig, parse_queues
+from pairbus.domain.backlog import format_indexes
 
 ROOT = Path(__file__).resolve().parents[3]
 KEY = "c2VjcmV0LWtleS10aGF0LW5vYm9keS1tYXktc2Vl="
@@ -39,7 +39,7 @@ def config(**tables: dict[str, Any]) -> SyphonConfig:
 
 
 def problems(mapping: Any) -> list[str]:
-    """What a configuration is refused for; nothing of it may show a secret."""
+    """Return the problems of a refused configuration; none of them may show a secret."""
     with pytest.raises(ConfigError) as refused:
         SyphonConfig.from_mapping(mapping)
     assert_silent(refused.value)
@@ -47,7 +47,7 @@ def problems(mapping: Any) -> list[str]:
 
 
 def problem(**tables: Any) -> str:
-    """The one thing that is wrong."""
+    """Return the only problem."""
     (only,) = problems({**LEAST, **tables})
     return only
 
@@ -71,7 +71,7 @@ def test_the_example_is_valid_and_says_the_defaults() -> None:
 
 
 def test_the_example_names_every_key(tmp_path: Path) -> None:
-    """What can be set is in the example, if only as a comment, and becomes valid when it is uncommented."""
+    """Every key is in the example, if only as a comment, and becomes valid when it is uncommented."""
     text = (ROOT / "conf" / "pairbus.toml").read_text()
     named = set(re.findall(r"^(?:# )?(\w+) = ", text, re.MULTILINE))
     known = {field.name for kind in (SyphonConfig, NamespaceReference) for field in dataclasses.fields(kind)}
@@ -221,7 +221,7 @@ def test_no_limit_is_written_zero() -> None:
     ],
 )
 def test_queues(given: Any, indexes: tuple[int, ...]) -> None:
-    """A number says how many there are, text says which."""
+    """A number is that of all queues, a text lists their indexes."""
     assert config(syphon={"queues": given}).queues == indexes
 
 
@@ -229,18 +229,18 @@ def test_queues(given: Any, indexes: tuple[int, ...]) -> None:
     "given", [0, -1, 10_001, "", "1,", "a", "4-0", "-1", "0-10000", "0-99999999999", True, [], [-1]]
 )
 def test_queues_that_are_refused(given: Any) -> None:
-    """What names no queue, or more than a namespace can have, is told with an example of what would be right."""
+    """No queue, or more than a namespace can have, is refused with an example of a right value."""
     assert '"0-4,7"' in problem(syphon={"queues": given})
 
 
 def test_a_queue_named_twice_is_a_slip() -> None:
-    """The index in question is told."""
+    """The problem contains that index."""
     assert "each index once, not 3-4 again: '0-4,3-4'" in problem(syphon={"queues": "0-4,3-4"})
 
 
 @given(st.sets(st.integers(0, 9999), min_size=1))
 def test_indexes_survive_their_short_form(indexes: set[int]) -> None:
-    """Any set of indexes is read back as it was told."""
+    """Any set of indexes is read back as it was formatted."""
     assert parse_queues(format_indexes(sorted(indexes))) == tuple(sorted(indexes))
 
 
@@ -251,7 +251,7 @@ def test_parse_queues_says_what_is_wrong() -> None:
 
 
 def test_overrides() -> None:
-    """What a command line says wins, what it does not say stays, and a rate of 0 lifts the limit."""
+    """The command line's values win, the file's others stay, and a rate of 0 removes the limit."""
     base = config(syphon={"max_rate": 10})
     assert base.with_overrides() == base
     assert base.with_overrides(queues="1,3").queues == (1, 3)
@@ -464,7 +464,7 @@ def test_what_is_no_reference_is_refused_without_showing_it(pasted: Any) -> None
     ],
 )
 def test_namespaces_that_are_refused(namespace: Any, said: str) -> None:
-    """Each mistake is told with the table it is in, and never with a value that may be a secret."""
+    """Each problem names its table, and never a value that may be a secret."""
     assert re.search(rf"^\[primary\] .*{said.replace('?', '[?]')}", problem(primary=namespace))
 
 
@@ -523,7 +523,7 @@ def test_a_file_is_looked_up_where_and_when_it_is_needed(tmp_path: Path) -> None
     ],
 )
 def test_what_a_reference_leads_to_is_never_shown(monkeypatch: pytest.MonkeyPatch, value: str, said: str) -> None:
-    """A value that cannot be used is told by its reference and by what is wrong with it."""
+    """The problem names the reference of an unusable value and its mistake."""
     monkeypatch.setenv("FIRST", value)
     with pytest.raises(OptionError, match=said) as refused:
         NamespaceReference(connection="env:FIRST").resolve()
@@ -543,7 +543,7 @@ def test_every_kind_of_credential_is_azure_identitys(kind: str, monkeypatch: pyt
 
 
 def test_a_credential_that_cannot_be_made_here_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What azure-identity misses, or that it is missing itself, comes with the kind and the machine."""
+    """The error names the kind of credential and the machine: an argument is missing, or azure-identity itself."""
     for name in ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_FEDERATED_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     reference = NamespaceReference(host="contoso.example", credential="workload-identity")

@@ -151,20 +151,20 @@ def test_each_property_that_differs_is_told(name: str, other: Any) -> None:
 @settings(deadline=None)
 @given(st.sets(st.sampled_from(sorted(PROPERTIES))))
 def test_differences_are_told_property_by_property(missing: set[str]) -> None:
-    """However many there are, each is there once; a property that nobody tells is a difference."""
+    """However many there are, each is there once; a property without a value is a difference."""
     found = {name: value for name, value in PROPERTIES.items() if name not in missing}
     assert differences(found) == {name: (None, PROPERTIES[name]) for name in missing}
 
 
 def test_other_properties_are_no_difference() -> None:
-    """Everything else keeps the service's default, whatever that is; what makes a queue unusable is told as that."""
+    """Other properties keep the service's default; one that makes a queue unusable is no difference."""
     assert differences({**PROPERTIES, "enable_partitioning": True, "user_metadata": "ours"}) == {}
     assert differences({**PROPERTIES, "requires_session": True, "status": "Active"}) == {}
 
 
 @pytest.mark.parametrize("status", ["Disabled", "SendDisabled", "ReceiveDisabled", EntityStatus.DISABLED])
 def test_a_queue_that_is_not_active_differs(status: str) -> None:
-    """Somebody has switched it off, and may switch it on again: it is told like a property, and used."""
+    """An operator who disabled it may enable it again: it is a difference, and the queue is used."""
     assert differences({**PROPERTIES, "status": status}) == {"status": (status, "Active")}
     assert unusable({**PROPERTIES, "status": status}) is None
 
@@ -225,7 +225,7 @@ QUEUES = [queue_path("contoso", index) for index in range(10)]
 
 @st.composite
 def stories(draw: st.DrawFn) -> tuple[int, int, list[tuple[str, int, int]]]:
-    """How many queues, a seed, and what senders do: (what, to which queue, how many seconds later)."""
+    """Draw a number of queues, a seed, and the senders' events: (kind, queue, seconds later)."""
     count = draw(st.integers(1, 5))
     deed = st.tuples(st.sampled_from(["leave", "took", "pick"]), st.integers(0, count - 1), st.integers(0, 40))
     return count, draw(st.integers(0, 2**16)), draw(st.lists(deed, max_size=30))
@@ -346,7 +346,7 @@ def test_the_senders_of_a_queue_that_left_spread_again() -> None:
 
 
 def test_the_chooser_sees_what_is_left_in_order() -> None:
-    """It is asked only when there is a choice to be made, and only about queues that are in."""
+    """It is called only if there is a choice, and only with queues that are in the rotation."""
     asked: list[Sequence[str]] = []
 
     def first(queues: Sequence[str]) -> str:
@@ -362,7 +362,7 @@ def test_the_chooser_sees_what_is_left_in_order() -> None:
 
 
 def test_a_queue_leaves_for_all_senders() -> None:
-    """One sender's refusal moves every other one; only the first to say so is told that it was news."""
+    """One sender's refusal moves all others; only the first `leave` returns True."""
     rotation = Rotation(QUEUES[:2], AWAY)
     assert rotation.leave(QUEUES[0], 100.0, "quota") is True
     assert rotation.leave(QUEUES[0], 101.0, "quota") is False
@@ -382,7 +382,7 @@ def test_a_queue_comes_back_after_the_agreed_time() -> None:
 
 
 def test_none_left_is_none() -> None:
-    """When all have left nobody picks anything, and what each said is told."""
+    """When all queues have left there is none to pick, and each has its reason."""
     rotation = Rotation(QUEUES[:2], AWAY)
     rotation.leave(QUEUES[0], 0.0, "quota")
     rotation.leave(QUEUES[1], 1.0, "disabled")

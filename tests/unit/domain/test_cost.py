@@ -1,4 +1,4 @@
-"""What paired namespaces cost: Microsoft's figures, pairbus's own, and money."""
+"""The cost of paired namespaces: Microsoft's figures, pairbus's own, and prices."""
 
 from __future__ import annotations
 
@@ -200,11 +200,11 @@ def test_a_bad_price_is_refused_by_name(value: Any) -> None:
 
 
 def test_an_unknown_argument_is_refused() -> None:
-    """A slip of the pen is not swallowed, and nothing is told apart by its place."""
+    """A misspelt argument is not ignored, and arguments have no positions."""
     with pytest.raises(TypeError, match="mesages"):
         forecast(mesages=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError):
-        forecast(1)  # type: ignore[misc]
+        forecast(1)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("name", [*DURATIONS, *INTERVALS])

@@ -38,7 +38,7 @@ class Happened(NamedTuple):
 
 
 def step(health: Health, event: Happened, interval: float) -> Health:
-    """What the machine makes of one event."""
+    """Return the health after one event."""
     if event.kind == FAILURE:
         return health.failed(event.at, interval, event.at - event.took)
     react = {
@@ -76,10 +76,11 @@ intervals = st.sampled_from([0.0, 1.0, 30.0, 60.0, 3600.0])
 
 
 def fails_over(history: Sequence[Happened], interval: float) -> list[int]:
-    """Where sends to the primary stop, told from the list of events alone: at a failure, with no success between it
-    and another (or itself) a whole interval earlier. A send that failed but was begun before the last success, or
-    before the ping that brought the entity back, is none of them. Looks backwards, keeps no state but when that ping
-    answered.
+    """Return the events at which sends to the primary stop, from the list of events alone.
+
+    Each is a failure with another one (or itself) a whole interval earlier and no success between them. A failed send
+    that was begun before the last success, or before the ping that ended a failover, does not count. The search goes
+    backwards and keeps no state but the time of that ping.
     """
     found: list[int] = []
     back = 0  # where the part of the history begins in which sends go to the primary
@@ -107,7 +108,7 @@ def fails_over(history: Sequence[Happened], interval: float) -> list[int]:
 
 
 def straggles(health: Health, event: Happened) -> bool:
-    """Whether a send was begun before the entity was last seen well."""
+    """Return True if a send was begun before the entity's last success."""
     return health.well_at is not None and event.at - event.took < health.well_at
 
 
@@ -300,7 +301,7 @@ def test_two_entities_never_influence_each_other(mixed: list[tuple[bool, str, in
 @settings(deadline=None)
 @given(stormy, intervals, st.integers(-(10**6), 10**6))
 def test_only_time_between_events_matters(history: list[Happened], interval: float, shift: int) -> None:
-    """Where the clock's zero lies changes no state: a monotonic clock will do."""
+    """The clock's zero changes no state: a monotonic clock will do."""
     moved = [event._replace(at=event.at + shift) for event in history]
     states = [health.state for health in play(history, interval)]
     assert [health.state for health in play(moved, interval)] == states
@@ -316,7 +317,7 @@ def after(*events: tuple[str, float], interval: float = MINUTE) -> Health:
 
 
 def test_an_entity_begins_available() -> None:
-    """Nothing is suspected of an entity that nobody has sent to."""
+    """An entity without a send is never suspect."""
     assert Health() == Health(State.AVAILABLE, 0.0, None)
     assert Health().goes_to_primary
 
@@ -387,7 +388,7 @@ def test_a_configuration_error_in_a_ping_makes_it_unusable() -> None:
 
 
 def test_a_health_is_a_value() -> None:
-    """An event makes a new health and leaves the old as it was; nobody can change one."""
+    """An event makes a new health and leaves the old as it was; it is immutable."""
     before = Health()
     before.failed(1.0, 60.0, 1.0)
     assert before == Health()

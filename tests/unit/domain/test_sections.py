@@ -26,7 +26,7 @@ def test_every_section_is_found_in_any_encoding(made: tuple[bytes, list[tuple[in
 
 @pytest.mark.parametrize(("name", "raw", "format"), CORPUS, ids=[name for name, _, _ in CORPUS])
 def test_the_sdks_own_messages_are_read_as_proton_reads_them(name: str, raw: bytes, format: int) -> None:
-    """What Python's, JavaScript's and Go's SDKs have sent: sections, properties and annotations as Proton sees them."""
+    """Messages of Python's, JavaScript's and Go's SDKs have the sections, properties and annotations of Proton."""
     found = sections.split(raw)
     assert b"".join(raw[s.start : s.end] for s in found) == raw
     if format:
@@ -153,7 +153,7 @@ def test_with_fields_changes_the_named_fields_only(items: list[Any], changes: di
 def test_with_entries_changes_the_named_entries_only(
     pairs: dict[Any, Any], changes: dict[str, bytes | None], wide: bool
 ) -> None:
-    """Entries keep their order, their keys' and their values' bytes; new ones come last; removed ones are gone."""
+    """Entries keep their order, their keys' and their values' bytes; new ones come last; removed ones are missing."""
     raw = encode(pairs)
     raw = b"junk" + (wide_form(raw) if wide else raw)
     out = sections.with_entries(raw, 4, changes)
@@ -172,7 +172,7 @@ def test_with_entries_changes_the_named_entries_only(
 
 
 def test_with_entries_keeps_a_symbol_a_symbol() -> None:
-    """A changed entry keeps its key's type; a new key gets the type that was asked for."""
+    """A changed entry keeps its key's type; a new key gets the given type."""
     raw = encode({Symbol("a"): 1})
     out = sections.with_entries(raw, 0, {"a": encode(2), "b": encode(3)}, Symbol)
     found = decode(out)[0]

@@ -1,5 +1,4 @@
-"""The SQL filter and action languages: every construct, three-valued logic, bounds, and what is said of
-mistakes."""
+"""The SQL filter and action languages: every construct, three-valued logic, bounds, and the texts of errors."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ class Message:
 
 
 def truth(text: str, message: Message, parameters: Mapping[str, object] = {}) -> bool | None:
-    """Ask for the third truth value too: unknown is what neither the text nor its negation matches."""
+    """Return the truth value: unknown if neither the text nor its negation matches."""
     if parse_filter(text, parameters).matches(message):
         return True
     return False if parse_filter(f"NOT ({text})", parameters).matches(message) else None
@@ -607,7 +606,7 @@ def test_deep_nesting_is_refused(nested: str) -> None:
     ],
 )
 def test_long_chains_and_mere_parentheses_are_not_deep(text: str) -> None:
-    """What is long but flat is accepted up to the length limit."""
+    """A text that is long but flat is accepted up to the length limit."""
     assert parse_filter(text).matches(Message())
 
 
@@ -648,7 +647,7 @@ TEXTS = st.one_of(
 @example("a.b.c = 1")
 @example("\x00")
 def test_garbage_is_a_syntax_error_or_a_filter(text: str) -> None:
-    """No text makes the parser raise anything but SqlSyntaxError, and what is parsed can be asked."""
+    """No text makes the parser raise anything but SqlSyntaxError, and a parsed filter can be evaluated."""
     with suppress(SqlSyntaxError, SqlEvaluationError):
         parse_filter(text, {"x": 1}).matches(ORDER)
     with suppress(SqlSyntaxError):
@@ -778,7 +777,7 @@ def compared(symbol: str, left: Any, right: Any) -> bool | None:
     alike = (number(left) and number(right)) or (type(left) is type(right) and isinstance(left, str | bool))
     if not alike or (isinstance(left, bool) and symbol in ("<", ">=")):
         return None
-    return {"=": left == right, "<>": left != right, "<": left < right, ">=": left >= right}[symbol]
+    return bool({"=": left == right, "<>": left != right, "<": left < right, ">=": left >= right}[symbol])
 
 
 def resembles(text: str, pattern: str) -> bool:

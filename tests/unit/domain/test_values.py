@@ -45,7 +45,7 @@ def _whole(kind: type, bits: int, signed: bool) -> st.SearchStrategy[Any]:
     return (st.integers(low, high) | st.sampled_from(edges)).map(kind)
 
 
-text = st.text(st.characters(exclude_categories=("Cs",)), max_size=300)
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
 ascii_text = st.text(st.characters(max_codepoint=127), max_size=300)
 singles = st.floats(width=32, allow_nan=False).map(Float)
 
@@ -70,7 +70,7 @@ _PRIMITIVES: dict[str, tuple[st.SearchStrategy[Any], tuple[int, ...]]] = {
     "decimal32": (st.binary(min_size=4, max_size=4).map(Decimal), (0x74,)),
     "decimal64": (st.binary(min_size=8, max_size=8).map(Decimal), (0x84,)),
     "decimal128": (st.binary(min_size=16, max_size=16).map(Decimal), (0x94,)),
-    "char": (st.characters(exclude_categories=("Cs",)).map(Char), (0x73,)),
+    "char": (st.characters(exclude_categories=["Cs"]).map(Char), (0x73,)),
     "timestamp": (_whole(Timestamp, 64, True), (0x83,)),
     "uuid": (st.uuids(), (0x98,)),
     "binary": (st.binary(max_size=300), (0xB0,)),
@@ -123,7 +123,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def _short_list_overflows(value: Any) -> bool:
-    """Whether a value holds an array of 8-bit lists one of which does not fit."""
+    """Return True if a value contains an array of 8-bit lists one of which does not fit."""
     try:
         encode(value)
     except ValueError:
@@ -251,7 +251,7 @@ def test_unusual_encodings_are_read(raw: bytes, value: Any) -> None:
     ids=repr,
 )  # fmt: skip
 def test_a_value_out_of_range_is_refused(value: Any) -> None:
-    """What a type cannot hold raises ValueError; nothing is cut short in silence."""
+    """A value out of its type's range raises ValueError; nothing is truncated."""
     with pytest.raises(ValueError):  # noqa: PT011
         encode(value)
 
@@ -397,7 +397,7 @@ _proton_values = st.recursive(
 
 @given(_proton_values)
 def test_proton_writes_what_we_read(value: Any) -> None:
-    """What Proton's encoder makes of a value, our decoder reads as that value, types included."""
+    """Our decoder reads Proton's encoding of a value as that value, with its types."""
     data = proton.Data()
     data.put_object(_ours_to_proton(value))
     assert same(decode(bytes(data.encode()))[0], value)
@@ -405,7 +405,7 @@ def test_proton_writes_what_we_read(value: Any) -> None:
 
 @given(_proton_values)
 def test_proton_reads_what_we_write(value: Any) -> None:
-    """What our encoder writes, Proton's decoder takes whole, and means the same by it."""
+    """Proton's decoder reads our encoding of a value whole, and as the same value."""
     raw = encode(value)
     data = proton.Data()
     assert data.decode(raw) == len(raw)

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
@@ -38,7 +38,7 @@ DURATIONS: dict[str, tuple[float, float, float, str]] = {
 
 
 def option(name: str, value: Any) -> Any:
-    """What an option is once it has been given."""
+    """Return an option's value in the options that are made with it."""
     return getattr(PairingOptions(**{name: value}), name)
 
 
@@ -98,7 +98,7 @@ def test_beyond_the_ends_of_a_range_is_refused(name: str, value: Any) -> None:
     """With the option's name, the value as it was given, and the range."""
     for given_as in (value, timedelta(seconds=value)):
         with pytest.raises(OptionError) as refused:
-            PairingOptions(**{name: given_as})
+            option(name, given_as)
         text = str(refused.value)
         assert text.startswith(f"{name} must be {DURATIONS[name][3]} ")
         assert text.endswith(f"not {given_as!r}")
@@ -113,7 +113,7 @@ def test_beyond_the_ends_of_a_range_is_refused(name: str, value: Any) -> None:
 def test_what_is_no_duration_is_refused(name: str, value: Any) -> None:
     """NaN and infinity are no durations, `True` is no second, a text is not read; always by name, with the range."""
     with pytest.raises(OptionError) as refused:
-        PairingOptions(**{name: value})
+        option(name, value)
     text = str(refused.value)
     assert text.startswith(f"{name} must be {DURATIONS[name][3]} (seconds or timedelta), not ")
     assert text.endswith(shown(value))
@@ -122,7 +122,7 @@ def test_what_is_no_duration_is_refused(name: str, value: Any) -> None:
 @pytest.mark.parametrize("name", DURATIONS)
 def test_a_duration_is_seconds_once_it_is_in(name: str) -> None:
     """A number, a whole number and a timedelta of the same length make equal options, of floats."""
-    ways = [PairingOptions(**{name: value}) for value in (90, 90.0, timedelta(minutes=1, seconds=30))]
+    ways = [PairingOptions(**cast(Any, {name: value})) for value in (90, 90.0, timedelta(minutes=1, seconds=30))]
     assert ways[0] == ways[1] == ways[2]
     assert [type(getattr(way, name)) for way in ways] == [float] * 3
     assert ways[0].seconds(name) == 90.0
@@ -143,7 +143,7 @@ def test_a_duration_is_in_its_range_or_refused(name: str, value: Any) -> None:
         assert option(name, value) == seconds
     else:
         with pytest.raises(OptionError, match=rf"^{name} must be "):
-            PairingOptions(**{name: value})
+            option(name, value)
 
 
 @pytest.mark.parametrize("count", [1, 2, 10, 100, 10_000])
@@ -164,11 +164,11 @@ def test_what_is_no_number_of_queues_is_refused(count: Any) -> None:
     ("name", "allowed"), [("ping", ["message", "attach"]), ("late", ["deliver", "dead-letter"])]
 )  # fmt: skip
 def test_a_choice_is_one_of_its_words(name: str, allowed: list[str]) -> None:
-    """Anything else is refused with the name, the words and what was given."""
+    """Anything else is refused with the name, the words and the value."""
     assert [option(name, word) for word in allowed] == allowed
     for value in ("", "Message", "DELIVER", "never", None, 1, True, ["message"]):
         with pytest.raises(OptionError) as refused:
-            PairingOptions(**{name: value})
+            option(name, value)
         assert str(refused.value).startswith(f"{name} must be one of {', '.join(allowed)}, not {shown(value)}")
 
 
@@ -185,7 +185,7 @@ def test_enable_syphon_is_true_or_false(value: Any) -> None:
     ["abfss://box@account.dfs.core.windows.net/journal", "s3://box/journal", Path("file:///tmp/journal"), 5, ""],
 )
 def test_the_syphons_journal_is_a_folder_of_this_machine(journal: Any) -> None:
-    """A URI is refused: as a path it would be a folder of that name below the current one, which nobody folds."""
+    """A URI is refused: as a path it would be a folder below the current one, whose journals are never folded."""
     with pytest.raises(OptionError, match=r"^syphon_journal must be "):
         PairingOptions(syphon_journal=journal)
     assert option("syphon_journal", "data/journal") == "data/journal"
@@ -199,11 +199,11 @@ def test_on_event_is_something_to_call() -> None:
 
 
 def test_an_unknown_option_is_a_type_error() -> None:
-    """A slip of the pen is not swallowed, and nothing is told apart by its place."""
+    """A misspelt option is not ignored, and options have no positions."""
     with pytest.raises(TypeError, match="failover_intervall"):
         PairingOptions(failover_intervall=5)  # type: ignore[call-arg]
     with pytest.raises(TypeError):
-        PairingOptions(10)  # type: ignore[misc]
+        PairingOptions(10)  # type: ignore[call-arg]
 
 
 def test_a_refused_option_is_a_value_error_and_ours() -> None:
@@ -242,7 +242,7 @@ SECRET = "cl1ent-s3cret~value"
 
 
 class TokenCredential:
-    """What `azure-identity` gives, at its smallest; shows its secret to whoever asks for its `repr`."""
+    """A credential as those of `azure-identity`, at its smallest; its `repr` shows its secret."""
 
     def get_token(self, *scopes: str, **kwargs: Any) -> AccessToken:
         return AccessToken(SECRET, 0)
@@ -256,7 +256,7 @@ def keyed() -> AzureNamedKeyCredential:
 
 
 def clueless(text: str) -> bool:
-    """Whether nothing of a secret is in a text: no stretch of six characters of it."""
+    """Return True if a text contains no six consecutive characters of a secret."""
     return not any(
         secret[start : start + 6] in text for secret in (KEY, SIGNATURE, SECRET) for start in range(len(secret) - 5)
     )
@@ -389,7 +389,7 @@ def test_a_namespace_by_host_and_credential() -> None:
     assert (namespace.host, namespace.name, namespace.use_tls, namespace.ca_file) == (HOST, "contoso", True, None)
     assert Namespace(host=HOST, credential=keyed()).host == HOST
     with pytest.raises(TypeError):
-        Namespace(HOST, keyed())  # type: ignore[misc,call-arg]
+        Namespace(HOST, keyed())  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="credential"):
         Namespace(HOST)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="nmae"):
@@ -414,7 +414,7 @@ def test_what_is_no_host_is_refused(host: Any) -> None:
 
 
 def test_a_connection_string_for_a_host_is_not_quoted() -> None:
-    """Nor for a name, nor for a file: the likeliest slip would show a key."""
+    """Nor for a name, nor for a file: the likeliest mistake would show a key."""
     slips: list[Callable[[], Namespace]] = [
         lambda: Namespace(WITH_KEY, credential=keyed()),
         lambda: Namespace(WITH_TOKEN, credential=keyed()),
@@ -572,6 +572,6 @@ def test_a_namespace_can_be_copied() -> None:
 
 
 def test_a_namespace_is_frozen() -> None:
-    """What was checked stays as it was checked."""
+    """A checked value cannot change afterwards."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         Namespace(HOST, credential=keyed()).host = "other"  # type: ignore[misc]

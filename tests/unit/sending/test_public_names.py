@@ -16,12 +16,12 @@ from azure.servicebus.exceptions import MessageSizeExceededError, ServiceBusErro
 import pairbus
 from pairbus import errors
 
-#: Two of them are made only when somebody asks for them, since they are the SDK's as well.
+#: Two of them are made on first use, since they are errors of the SDK as well.
 ERRORS = {name: getattr(errors, name) for name in errors.__all__}
 
 
 def heavy(code: str) -> list[str]:
-    """Which of the heavy packages are in a fresh Python after some code."""
+    """Return the heavy packages that some code imports in a fresh Python."""
     ask = "import json, sys; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
     done = subprocess.run([sys.executable, "-c", f"{code}\n{ask}"], capture_output=True, text=True, check=True)
     return [name for name in json.loads(done.stdout) if name in {"azure", "cproton_ffi", "proton", "pyspark", "uamqp"}]
@@ -29,7 +29,7 @@ def heavy(code: str) -> list[str]:
 
 @pytest.mark.parametrize("name", pairbus.__all__)
 def test_every_public_name_is_there(name: str) -> None:
-    """What `__all__` promises can be had, has that name, lives in pairbus and says what it is."""
+    """Each name of `__all__` is there, under that name, from a module of pairbus, and has a docstring."""
     value = getattr(pairbus, name)
     assert value.__name__ == name
     assert value.__module__.startswith("pairbus.")
@@ -79,18 +79,18 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     ],
 )
 def test_what_needs_no_sdk_imports_none(code: str) -> None:
-    """`import pairbus` is cheap: no SDK, no Proton, no Spark, until a name is asked for that needs one."""
+    """`import pairbus` is cheap: no SDK, no Proton, no Spark, until the use of a name that needs one."""
     assert heavy(code) == []
 
 
 @pytest.mark.parametrize("module", ["errors", "spark.source"])
 def test_processes_of_spark_need_no_sdk(module: str) -> None:
-    """What they import is time in which nothing is drained: the SDK comes with whoever sends, or asks for depths."""
+    """Their imports delay a drain: only sending and querying depths import the SDK."""
     assert "azure" not in heavy(f"import pairbus.{module}")
 
 
 def test_errors_have_no_other_names() -> None:
-    """What is not there is an attribute error, as with any module; every class made there is in the list."""
+    """An unknown name is an attribute error, as with any module; every class made there is in the list."""
     with pytest.raises(AttributeError, match=r"'pairbus\.errors' has no attribute 'ParkingError'"):
         errors.ParkingError  # noqa: B018
     made = {
@@ -109,7 +109,7 @@ def test_a_sender_needs_the_sdk_and_neither_proton_nor_spark() -> None:
 
 
 def test_localbus_needs_no_sdk() -> None:
-    """Who only wants the broker does not load the SDK."""
+    """A test suite that only uses the broker does not import the SDK."""
     assert "azure" not in heavy("import pairbus.localbus")
 
 
@@ -184,7 +184,7 @@ def test_a_closed_error_names_both_halves() -> None:
 
 
 def test_a_not_parkable_error_carries_sizes_and_messages() -> None:
-    """It is caught where the SDK's size error is; what does not apply is None."""
+    """It is caught where the SDK's size error is; attributes that do not apply are None."""
     messages = ["a", "b"]
     error = pairbus.NotParkableError("too large", messages, size=300, limit=256, added=44)
     messages.clear()

@@ -1,8 +1,7 @@
-"""AMQP 1.0's type system: encode, decode and skip single values, with their exact types kept.
+"""The codec for single AMQP 1.0 values: decode and skip, and `encode` from the module beside it.
 
-Decoding gives plain Python where the type is unambiguous (None, bool, str, bytes, UUID, list, dict, `int` for
-AMQP int, `float` for AMQP double) and a small subclass where it is not, so that `encode(decode(x))` has the
-type of `x`. Nothing here knows of messages; see `sections`.
+A decoded value is plain Python where its type is unambiguous (None, bool, str, bytes, UUID, list, dict, `int` for AMQP
+int, `float` for AMQP double), and else of a small subclass, so that `encode(decode(x))` has the type of `x`.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from .types import (
 
 MAX_DEPTH = 32
 
-# Bounds on what few bytes could otherwise make large (elements without bytes) or slow (keys whose hashes a peer
-# can choose to be equal, which makes a dictionary quadratic).
+# A few bytes could otherwise encode a huge array (of elements without bytes), or a map whose keys have equal hashes,
+# which makes a dictionary quadratic.
 _MAX_EMPTY_ELEMENTS = 32
 _MAX_ODD_KEYS = 64
 
 
 class AmqpDecodeError(ValueError):
-    """The bytes are not what AMQP 1.0 allows at this place."""
+    """Bytes that AMQP 1.0 does not allow at this place."""
 
 
 _U16 = struct.Struct(">H")
@@ -51,12 +50,12 @@ _F32 = struct.Struct(">f")
 _F64 = struct.Struct(">d")
 _U32X2 = struct.Struct(">II")
 
-#: Bytes that follow a fixed-width format code, by its high nibble.
+#: The number of bytes after a fixed-width format code, by its high nibble.
 _FIXED = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
 
 
 def skip(buf: bytes, pos: int, depth: int = 0) -> int:
-    """The position after the value that begins at `pos`; nothing is decoded."""
+    """Return the position after the value at `pos`, without decoding it."""
     try:
         code = buf[pos]
         if code == 0:
@@ -80,7 +79,7 @@ def skip(buf: bytes, pos: int, depth: int = 0) -> int:
 
 
 def compound(buf: bytes, pos: int) -> tuple[int, int, int]:
-    """Of the list or map at `pos`: number of elements, where the first begins, where the value ends."""
+    """Return the number of elements of the list or map at `pos`, the start of the first, and the end of the value."""
     try:
         code = buf[pos]
         if code == 0x45:
@@ -100,7 +99,7 @@ def compound(buf: bytes, pos: int) -> tuple[int, int, int]:
 
 
 def decode(buf: bytes, pos: int = 0, depth: int = 0) -> tuple[Any, int]:
-    """The value at `pos`, and the position after it."""
+    """Return the value at `pos`, and the position after it; `AmqpDecodeError` if there is none."""
     if depth > MAX_DEPTH:
         raise AmqpDecodeError("values are nested too deeply")
     if pos >= len(buf):
@@ -118,30 +117,35 @@ def decode(buf: bytes, pos: int = 0, depth: int = 0) -> tuple[Any, int]:
             items.append(item)
         return items, _exactly(pos, end)
     if code in (0xC1, 0xD1):
-        count, pos, end = compound(buf, pos)
-        if count % 2:
-            raise AmqpDecodeError("a map has an odd number of elements")
-        pairs: dict[Any, Any] = {}
-        odd_keys = 0
-        for _ in range(count // 2):
-            key, pos = decode(buf, pos, depth + 1)
-            value, pos = decode(buf, pos, depth + 1)
-            if isinstance(key, (UUID, Described)):
-                odd_keys += 1
-                if odd_keys > _MAX_ODD_KEYS:
-                    raise AmqpDecodeError("a map has too many keys that are UUIDs or described")
-            try:
-                pairs[key] = value
-            except TypeError:
-                raise AmqpDecodeError("a map's key is a list or a map") from None
-        return pairs, _exactly(pos, end)
+        return _decode_map(buf, pos, depth)
     if code in (0xE0, 0xF0):
         return _decode_array(buf, pos, depth)
     end = skip(buf, pos)
     return _decode_scalar(code, buf, pos + 1, end), end
 
 
+def _decode_map(buf: bytes, pos: int, depth: int) -> tuple[dict[Any, Any], int]:
+    count, pos, end = compound(buf, pos)
+    if count % 2:
+        raise AmqpDecodeError("a map has an odd number of elements")
+    pairs: dict[Any, Any] = {}
+    odd_keys = 0
+    for _ in range(count // 2):
+        key, pos = decode(buf, pos, depth + 1)
+        value, pos = decode(buf, pos, depth + 1)
+        if isinstance(key, (UUID, Described)):
+            odd_keys += 1
+            if odd_keys > _MAX_ODD_KEYS:
+                raise AmqpDecodeError("a map has too many keys that are UUIDs or described")
+        try:
+            pairs[key] = value
+        except TypeError:
+            raise AmqpDecodeError("a map's key is a list or a map") from None
+    return pairs, _exactly(pos, end)
+
+
 def _exactly(pos: int, end: int) -> int:
+    """Return the end of a list or map, which its elements must reach exactly."""
     if pos != end:
         raise AmqpDecodeError("a list's or map's elements do not fill its size")
     return end
@@ -163,7 +167,7 @@ def _decode_array(buf: bytes, pos: int, depth: int) -> tuple[Array, int]:
     if code not in ARRAY_CODES:
         raise AmqpDecodeError(f"0x{code:02x} is no AMQP format code")
     if code in (0x40, 0x41, 0x42, 0x43, 0x44, 0x45):
-        # Elements without bytes of their own: the count alone says how many, so it is bounded here.
+        # These elements have no bytes, so the size does not bound their number.
         if count > _MAX_EMPTY_ELEMENTS:
             raise AmqpDecodeError("an array has too many empty elements")
     elif count > end - pos:
@@ -171,7 +175,7 @@ def _decode_array(buf: bytes, pos: int, depth: int) -> tuple[Array, int]:
     array = Array(code, (), descriptor)
     head = bytes((code,))
     for _ in range(count):
-        # An element is a value whose constructor stands before the first: lend it back.
+        # The elements share one constructor, before the first: put it before each to decode it.
         element = head + buf[pos : _element_end(code, buf, pos)]
         value, used = decode(element, 0, depth + 1)
         array.append(value)

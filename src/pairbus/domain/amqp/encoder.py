@@ -1,4 +1,4 @@
-"""Values to AMQP 1.0 bytes, each in its shortest usual encoding."""
+"""The encoder for single AMQP 1.0 values, each in its shortest usual encoding."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ _U32X2 = struct.Struct(">II")
 
 
 def encode(value: Any) -> bytes:
-    """The value in its shortest usual encoding; a bare `int` becomes int, or long if it needs 64 bits."""
+    """Return a value in its shortest usual encoding; a plain `int` becomes int, or long if it needs 64 bits.
+
+    TypeError for a Python type that has no AMQP type, ValueError for a value out of its type's range.
+    """
     encoder = _ENCODERS.get(type(value))
     if encoder is None:
         raise TypeError(f"{type(value).__name__} has no AMQP type")
@@ -55,12 +58,12 @@ def _variable(short: int, long: int, raw: bytes) -> bytes:
 
 
 def encode_list(items: list[bytes]) -> bytes:
-    """A list of values that are encoded already."""
+    """Return a list of encoded values."""
     return _compound(0xC0, 0xD0, len(items), b"".join(items)) if items else b"\x45"
 
 
 def encode_map(items: list[bytes]) -> bytes:
-    """A map of keys and values, alternating, that are encoded already."""
+    """Return a map of encoded keys and values, alternating."""
     return _compound(0xC1, 0xD1, len(items), b"".join(items))
 
 
@@ -105,7 +108,7 @@ def _array(array: Array) -> bytes:
 
 
 def _array_element(array: Array, head: struct.Struct, spare: int) -> bytes:
-    # Every element is written in the one encoding that the constructor names.
+    # All elements have the one encoding that the constructor names.
     packer = _ELEMENTS.get(array.code)
     if packer is None:
         raise TypeError(f"0x{array.code:02x} is no AMQP format code")
@@ -127,7 +130,7 @@ def _sized(raw: bytes, head: struct.Struct) -> bytes:
     return head.pack(len(raw)) + raw
 
 
-#: How an array's element is written after each constructor.
+#: Format code of an array's constructor -> the encoder of its elements.
 _ELEMENTS: dict[int, Any] = {
     **dict.fromkeys((0x40, 0x41, 0x42, 0x43, 0x44, 0x45), lambda v: b""),
     **dict.fromkeys((0x50, 0x52, 0x53), _U8.pack),
@@ -158,7 +161,7 @@ _ELEMENTS: dict[int, Any] = {
     0xE0: lambda v: _array_element(v, _U8X2, 1),
     0xF0: lambda v: _array_element(v, _U32X2, 4),
 }
-#: Format codes that an array's elements may have.
+#: The format codes that an array's elements may have.
 ARRAY_CODES = frozenset(_ELEMENTS)
 
 

@@ -1,7 +1,7 @@
-"""The sections of an encoded AMQP message: find, read, replace; nothing else is decoded.
+"""The sections of an encoded AMQP message: finding them, reading fields, and replacing fields and entries.
 
-A message is carried as the bytes it was sent as. These functions say where each section lies, read single
-fields, and write a section anew with one field or entry changed, every other byte as it was.
+A message stays the bytes as which it was sent. Replacing a field or an entry rewrites its section, and every other byte
+of it stays the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SEQUENCE = 0x76
 VALUE = 0x77
 FOOTER = 0x78
 
-# The header's field that the broker counts in, by position.
+# The position of the delivery count in the header.
 DELIVERY_COUNT = 4
 
 # Fields of the properties section, by position.
@@ -56,7 +56,7 @@ _SYMBOLIC = {
 _U32X2 = struct.Struct(">II")
 _SHORT_VALUES = (0xC0, 0xC1, 0xA0)
 _SHORT_TEXT = (0xA1, 0xA3)
-#: How many bytes a value of a fixed width takes with its format code; 0 for any other code.
+#: The size of a fixed-width value with its format code; 0 for any other code.
 _SIZES = bytes({0x4: 1, 0x5: 2, 0x6: 3, 0x7: 5, 0x8: 9, 0x9: 17}.get(code >> 4, 0) for code in range(256))
 _LISTS = (0x45, 0xC0, 0xD0)
 _MAPS = (0xC1, 0xD1)
@@ -74,7 +74,7 @@ _ALLOWED: dict[int, Container[int]] = {
 
 
 class Section(NamedTuple):
-    """One section: its code, where it starts, where its value starts, where it ends."""
+    """One section: its code, and the positions of its start, of its value, and of its end."""
 
     code: int
     start: int
@@ -82,12 +82,12 @@ class Section(NamedTuple):
     end: int
 
 
-#: What `Section(...)` does, without a Python call in between: every section of every message is made here.
+#: `Section(...)` without a Python call: this runs for every section of every message.
 _new_section: Callable[[tuple[int, int, int, int]], Section] = partial(tuple.__new__, Section)
 
 
 class Entry(NamedTuple):
-    """One entry of an encoded map: its decoded key, and where key and value lie."""
+    """One entry of an encoded map: its decoded key, and the positions of key, value and end."""
 
     key: Any
     start: int
@@ -96,10 +96,18 @@ class Entry(NamedTuple):
 
 
 def split(message: bytes, start: int = 0, seen: int = 0) -> list[Section]:
-    """All sections as they lie; raises `AmqpDecodeError` where the bytes are no AMQP message.
+    """Return all sections in the order of the bytes; `AmqpDecodeError` if the bytes are no AMQP message.
 
-    Their order is not enforced: Python's SDK writes delivery annotations behind the body. Who knows already what is
-    before `start` says which sections that were, a bit for each from the header's on.
+    The order is not checked: Python's SDK writes delivery annotations after the body.
+
+    Parameters
+    ----------
+    message
+        The encoded message.
+    start
+        The position of the first section to read.
+    seen
+        The sections before `start`, a bit for each, from the header's on.
     """
     sections: list[Section] = []
     pos, size, body = start, len(message), 0
@@ -133,9 +141,9 @@ def split(message: bytes, start: int = 0, seen: int = 0) -> list[Section]:
 
 
 def layout(message: bytes, start: int = 0, seen: int = 0) -> tuple[dict[int, Section], bytes, list[int]]:
-    """The sections by their codes; the bytes from the body on; all codes as they lie, if not in AMQP's order.
+    """Return the sections by code, the bytes from the body on, and all codes if they are not in AMQP's order.
 
-    `start` and `seen` as in `split`; what is before the start must be in order.
+    `start` and `seen` are those of `split`; the sections before the start must be in order.
     """
     found = split(message, start, seen)
     where: dict[int, Section] = {}
@@ -155,7 +163,7 @@ def layout(message: bytes, start: int = 0, seen: int = 0) -> tuple[dict[int, Sec
 
 
 def _odd_descriptor(message: bytes, pos: int) -> tuple[int, int]:
-    """A descriptor written long (8-byte ulong) or as its symbol: rare, but allowed."""
+    """Return the code of a descriptor that is an 8-byte ulong or a symbol, which is rare, and the position after it."""
     descriptor, end = decode(message, pos)
     if isinstance(descriptor, Symbol):
         return _SYMBOLIC.get(str(descriptor), 0), end
@@ -165,7 +173,7 @@ def _odd_descriptor(message: bytes, pos: int) -> tuple[int, int]:
 
 
 def bounds(message: bytes, value: int) -> list[int]:
-    """Where each field of the list at `value` begins, and behind them where the last one ends."""
+    """Return the start of each field of the list at `value`, and the end of the last one."""
     count, pos, end = compound(message, value)
     found = [pos]
     try:
@@ -186,12 +194,12 @@ def bounds(message: bytes, value: int) -> list[int]:
 
 
 def fields(message: bytes, value: int) -> list[tuple[int, int]]:
-    """Where each field of the list at `value` begins and ends."""
+    """Return the start and the end of each field of the list at `value`."""
     return list(pairwise(bounds(message, value)))
 
 
 def field(message: bytes, value: int, index: int) -> Any:
-    """One field of the list at `value`; None where it is null or the list is shorter."""
+    """Return one field of the list at `value`; None if it is null or the list is shorter."""
     count, pos, _ = compound(message, value)
     if index >= count:
         return None
@@ -201,7 +209,7 @@ def field(message: bytes, value: int, index: int) -> Any:
 
 
 def entries(message: bytes, value: int) -> list[Entry]:
-    """The entries of the map at `value`, keys decoded, values left where they lie."""
+    """Return the entries of the map at `value` with decoded keys."""
     count, pos, end = compound(message, value)
     if count % 2:
         raise AmqpDecodeError("a map has an odd number of elements")
@@ -217,9 +225,9 @@ def entries(message: bytes, value: int) -> list[Entry]:
 
 
 def pairs(message: bytes, value: int) -> list[tuple[int, int, int]]:
-    """Of each entry of the map at `value`: where its key begins, where its value does, and where it ends.
+    """Return the start of the key, the start of the value and the end of each entry of the map at `value`.
 
-    For who compares keys by their bytes: nothing is decoded.
+    Nothing is decoded: a caller compares keys by their bytes.
     """
     count, pos, end = compound(message, value)
     if count % 2:
@@ -240,43 +248,43 @@ def pairs(message: bytes, value: int) -> list[tuple[int, int, int]]:
 
 
 def check_map(message: bytes, value: int) -> None:
-    """Refuse a map that `entries` could not walk; its values are not looked into."""
+    """Raise `AmqpDecodeError` for a map that `entries` could not read; values are not decoded."""
     for start, at, _ in pairs(message, value):
-        # Nearly always a short key of ASCII: every message with properties comes by here.
+        # Nearly every key is short ASCII, and needs no decoding.
         if message[start] not in _SHORT_TEXT or not message[start + 2 : at].isascii():
             decode(message, start)
 
 
 def section(code: int, value: bytes) -> bytes:
-    """A section around an encoded value."""
+    """Return a section with an encoded value."""
     return bytes((0, 0x53, code)) + value
 
 
 def fits_short(size: int, count: int) -> bool:
-    """Whether that many elements, of `size` bytes in all, fit a list or map with 8-bit sizes."""
+    """Return True if so many elements, of `size` bytes together, fit a list or map with 8-bit sizes."""
     return size < 255 and count < 256
 
 
-def list_section(head: bytes, parts: list[bytes], count: int, wide: bool = False) -> bytes:
-    """A section that is a list of encoded parts, behind the descriptor `head`; 32-bit sizes if `wide` or needed."""
+def list_section(descriptor: bytes, parts: list[bytes], count: int, wide: bool = False) -> bytes:
+    """Return a section with a list of encoded parts after its descriptor; 32-bit sizes if `wide` or needed."""
     raw = b"".join(parts)
     if not wide and len(raw) < 255 and count < 256:
-        return b"".join((head, bytes((0xC0, len(raw) + 1, count)), raw))
-    return b"".join((head, b"\xd0", _U32X2.pack(len(raw) + 4, count), raw))
+        return b"".join((descriptor, bytes((0xC0, len(raw) + 1, count)), raw))
+    return b"".join((descriptor, b"\xd0", _U32X2.pack(len(raw) + 4, count), raw))
 
 
-def map_section(head: bytes, parts: list[bytes], count: int, wide: bool = False) -> bytes:
-    """The same for a map; `count` is that of keys and values."""
+def map_section(descriptor: bytes, parts: list[bytes], count: int, wide: bool = False) -> bytes:
+    """Return a section with a map, likewise; `count` is the number of keys and values."""
     raw = b"".join(parts)
     if not wide and len(raw) < 255 and count < 256:
-        return b"".join((head, bytes((0xC1, len(raw) + 1, count)), raw))
-    return b"".join((head, b"\xd1", _U32X2.pack(len(raw) + 4, count), raw))
+        return b"".join((descriptor, bytes((0xC1, len(raw) + 1, count)), raw))
+    return b"".join((descriptor, b"\xd1", _U32X2.pack(len(raw) + 4, count), raw))
 
 
 def replace_fields(message: bytes, found: Section, at: list[int], changes: Iterable[tuple[int, bytes]]) -> bytes:
-    """A list's whole section with fields, by ascending position, replaced; `at` are its `bounds`.
+    """Return a list's section with fields replaced, in ascending order of position; `at` are its `bounds`.
 
-    Unlike `with_fields` it keeps the descriptor, and 32-bit sizes where they were.
+    Unlike `with_fields` it keeps the section's descriptor and its 32-bit sizes.
     """
     _, start, value, end = found
     parts: list[bytes] = []
@@ -294,7 +302,7 @@ def replace_fields(message: bytes, found: Section, at: list[int], changes: Itera
 
 
 def with_fields(message: bytes, value: int | None, changes: dict[int, bytes]) -> bytes:
-    """The list at `value` (None: an empty one) with some fields, by position, replaced by encoded ones."""
+    """Return the list at `value` (None: an empty one) with some fields, by position, replaced by encoded ones."""
     parts = [] if value is None else [message[a:b] for a, b in fields(message, value)]
     for index, raw in changes.items():
         parts.extend([b"\x40"] * (index + 1 - len(parts)))
@@ -303,9 +311,9 @@ def with_fields(message: bytes, value: int | None, changes: dict[int, bytes]) ->
 
 
 def with_entries(message: bytes, value: int | None, changes: dict[str, bytes | None], key_type: type = str) -> bytes:
-    """The map at `value` (None: an empty one) with entries set to encoded values, or removed by None.
+    """Return the map at `value` (None: an empty one) with entries set to encoded values, or removed by None.
 
-    An entry that is there keeps its place and the encoding of its key; a new one goes to the end.
+    An existing entry keeps its place and the encoding of its key; a new one is appended.
     """
     parts: list[bytes] = []
     seen: set[str] = set()

@@ -1,4 +1,4 @@
-"""The AMQP 1.0 types that Python has no type of its own for: small subclasses, so that a type survives a value."""
+"""The AMQP 1.0 types without a Python counterpart, as small subclasses, so that a decoded value keeps its type."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Float(float):
 
 
 class Decimal(bytes):
-    """An IEEE 754 decimal of 4, 8 or 16 bytes: carried, never computed with."""
+    """An IEEE 754 decimal of 4, 8 or 16 bytes, kept as those bytes."""
 
     __slots__ = ()
 
@@ -97,7 +97,7 @@ class Described:
 
 
 class Array(list[Any]):
-    """Values of one type, whose constructor (format code, descriptor) is written once."""
+    """An array: values of one type, with their common format code and descriptor."""
 
     __slots__ = ("code", "descriptor")
 

@@ -171,7 +171,7 @@ def restore(message: bytes, now: int, cache: BrokerHeaderCache = _CACHE) -> Rest
     try:
         return _restore(message, now, cache)
     except AmqpDecodeError as error:
-        raise EnvelopeError("message", f"what is not readable: {error}") from error
+        raise EnvelopeError("message", f"bytes that are not readable: {error}") from error
 
 
 def _restore(message: bytes, now: int, cache: BrokerHeaderCache) -> Restored:

@@ -1,18 +1,17 @@
-"""Service Bus's SQL filter and SQL action languages: parsed once, asked per message.
+"""Service Bus's SQL filter and SQL action languages: a text is parsed once, and evaluated for each message.
 
     wanted = parse_filter("sys.Label LIKE 'order-%' AND quantity > @least", {"@least": 10})
     wanted.matches(message)
     parse_action("SET quantity = quantity / 2; REMOVE priority").edits(message)
 
-`sqlfilter.lark` is the grammar, `sqlsyntax` says what is wrong with a text, `sqlvalues` what operators do
-with values, `sqlproperties` what a message offers. This module turns a tree into nested Python functions. All
-that can be wrong with a text is found then, as SqlSyntaxError; of a message a filter may raise SqlEvaluationError
-if it divides by zero, and nothing else.
+`grammar.lark` is the grammar, `syntax` parses a text and explains its mistakes, `values` contains the operators, and
+`properties` the access to a message. This module compiles a tree to nested Python functions. Every mistake in a text
+raises SqlSyntaxError at that point; evaluated for a message, a filter raises only SqlEvaluationError, for a division by
+zero.
 
-Property names are case-insensitive, as documented, and user properties' too: an exact match is preferred,
-else it is the first key that differs only in case. Strings are compared exactly. A user property that is
-missing is unknown, a system property that Service Bus does not have is an error, and a filter matches only
-what is true.
+Names of properties are case-insensitive, as documented, also those of user properties: an exact match is preferred,
+else the first key that differs only in case is used. Strings are compared exactly. A missing user property is unknown,
+a system property that Service Bus does not have is an error, and a filter matches only if it is true.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import Final, cast
 
 from lark import Token, Tree
 
-from . import values as sqlvalues
+from . import values
 from .properties import (
     SYSTEM_PROPERTIES,
     Draft,
@@ -52,7 +51,7 @@ __all__ = [
 ]
 
 MAX_DEPTH: Final = 64
-"""Operators within operators. A chain (`a OR b OR …`, `1 + 2 + …`) is one operator, parentheses are none."""
+"""The deepest nesting of operators. A chain (`a OR b OR …`, `1 + 2 + …`) is one operator, parentheses are none."""
 
 _NO_PARAMETERS: Final[Mapping[str, object]] = MappingProxyType({})
 
@@ -64,35 +63,35 @@ _Statement = Callable[[Draft], Edit | None]
 
 @dataclass(frozen=True)
 class SqlFilter:
-    """A SQL filter, ready to be asked; `parse_filter` makes one."""
+    """A compiled SQL filter; `parse_filter` makes one."""
 
     text: str
     _parameters: Mapping[str, object] = field(repr=False, hash=False)
     _predicate: _Predicate = field(repr=False, compare=False)
 
     def matches(self, message: MessageView) -> bool:
-        """Say whether the filter is true, not false and not unknown, of the message.
+        """Return True if the filter is true for the message, and neither false nor unknown.
 
-        SqlEvaluationError if it divides by zero; a condition that AND or OR need not look at does not.
+        SqlEvaluationError if it divides by zero, but not in a condition that AND or OR skips.
         """
         return self._predicate(message) is True
 
 
 @dataclass(frozen=True)
 class SqlAction:
-    """A SQL action, ready to be applied; `parse_action` makes one."""
+    """A compiled SQL action; `parse_action` makes one."""
 
     text: str
     _parameters: Mapping[str, object] = field(repr=False, hash=False)
     _statements: Sequence[_Statement] = field(repr=False, compare=False)
 
     def edits(self, message: MessageView) -> tuple[Edit, ...]:
-        """Return the changes in order; each statement sees those before it, the message stays as it is.
+        """Return the changes in order, without applying them; each statement sees those before it.
 
-        A user property is named as the message spells it, if it has it. A value takes the type of the user
-        property that it replaces if it can, and has to be able to take that of a system property. A statement
-        that changes nothing gives no edit: SET to an unknown value, to one that cannot be calculated or that the
-        system property cannot hold, REMOVE of what is not there.
+        A user property keeps the spelling that it has in the message. A value is converted to the type of the user
+        property that it replaces if possible; for a system property that conversion must be possible. A statement
+        without effect gives no edit: SET to an unknown value, to one that cannot be calculated or that the system
+        property cannot hold, and REMOVE of a missing property.
         """
         draft = Draft(dict(message.system), dict(message.user))
         edits = []
@@ -105,16 +104,16 @@ class SqlAction:
 
 
 def parse_filter(text: str, parameters: Mapping[str, object] = _NO_PARAMETERS) -> SqlFilter:
-    """Return the filter that `text` describes; SqlSyntaxError if it is none.
+    """Return the compiled filter; SqlSyntaxError if the text is not one.
 
-    `parameters` are the values of `@name`, with or without the `@` in their keys; their case does not matter.
+    `parameters` are the values of `@name`, with or without the `@` in their keys, in any case.
     """
     (condition,) = _branches(parse(text, "filter"))
     return SqlFilter(text, dict(parameters), _Compiler(parameters).predicate(condition, 0))
 
 
 def parse_action(text: str, parameters: Mapping[str, object] = _NO_PARAMETERS) -> SqlAction:
-    """Return the action that `text` describes; SqlSyntaxError if it is none. `parameters` as for a filter."""
+    """Return the compiled action; SqlSyntaxError if the text is not one. `parameters` are those of `parse_filter`."""
     compiler = _Compiler(parameters)
     statements = [compiler.statement(statement) for statement in _branches(parse(text, "action"))]
     return SqlAction(text, dict(parameters), statements)
@@ -131,7 +130,7 @@ class _Constant:
 
 
 class _Compiler:
-    """Makes functions of the parts of a tree. `depth` is how many operators are around the part."""
+    """A compiler from the nodes of a tree to functions; `depth` counts the operators around a node."""
 
     def __init__(self, parameters: Mapping[str, object]) -> None:
         self._parameters = {name.removeprefix("@").lower(): value for name, value in parameters.items()}
@@ -174,7 +173,7 @@ class _Compiler:
         return lambda message: truth
 
     def _comparison(self, node: _Node, depth: int) -> _Predicate:
-        compare = sqlvalues.comparison(str(node.children[1]))
+        compare = values.comparison(str(node.children[1]))
         left, right = (self._value(child, depth + 1) for child in _branches(node))
         if isinstance(right, _Constant):
             constant = right.value
@@ -182,9 +181,9 @@ class _Compiler:
         return lambda message: compare(left(message), right(message))
 
     def _among(self, node: _Node, depth: int) -> _Predicate:
-        """As documented, only the left side makes IN unknown: an unknown candidate is merely not equal."""
+        """Compile IN. As documented, only its left side makes it unknown; an unknown candidate is just not equal."""
         subject, *candidates = (self._value(child, depth + 1) for child in _branches(node))
-        equal = sqlvalues.comparison("=")
+        equal = values.comparison("=")
         strings: set[str] = set()
         others: list[_Value] = []
         for candidate in candidates:
@@ -214,13 +213,13 @@ class _Compiler:
             if escape is None or isinstance(escape, _Constant):
                 character = None if escape is None else cast(str, escape.value)
                 try:
-                    matches = sqlvalues.LikePattern(pattern.value, character).matches
+                    matches = values.LikePattern(pattern.value, character).matches
                 except ValueError as error:
                     raise _mistake(_branches(node)[1], str(error)) from None
                 return lambda message: matches(value) if isinstance(value := subject(message), str) else None
         if escape is None:
-            return lambda message: sqlvalues.like(subject(message), pattern(message))
-        return lambda message: sqlvalues.like(subject(message), pattern(message), escape(message))
+            return lambda message: values.like(subject(message), pattern(message))
+        return lambda message: values.like(subject(message), pattern(message), escape(message))
 
     # --- Values
 
@@ -246,7 +245,7 @@ class _Compiler:
 
     def _chain(self, node: _Node, depth: int) -> _Value:
         first, *others = (self._value(child, depth + 1) for child in _branches(node))
-        operations = [sqlvalues.arithmetic(str(symbol)) for symbol in node.children[1::2]]
+        operations = [values.arithmetic(str(symbol)) for symbol in node.children[1::2]]
         steps = list(zip(operations, others, strict=True))
 
         def calculate(message: MessageView) -> object:
@@ -259,7 +258,7 @@ class _Compiler:
 
     def _signed(self, node: _Node, depth: int) -> _Value:
         operand = self._value(_branches(node)[0], depth + 1)
-        apply = sqlvalues.negated if _leaf(node) == "-" else sqlvalues.unsigned
+        apply = values.negated if _leaf(node) == "-" else values.unsigned
         if isinstance(operand, _Constant):
             return _Constant(apply(operand.value))
         return lambda message: apply(operand(message))
@@ -290,8 +289,8 @@ class _Compiler:
         except KeyError:
             given = ", ".join(f"@{name}" for name in sorted(self._parameters)) or "none"
             raise _mistake(token, f"no value was given for {token}; given: {given}") from None
-        if value is not None and sqlvalues.kind_of(value) is None:
-            raise _mistake(token, f"{token} is a {type(value).__name__}, which no property can be")
+        if value is not None and values.kind_of(value) is None:
+            raise _mistake(token, f"{token} is a {type(value).__name__}, which is no type of a property")
         return _Constant(value)
 
     # --- Statements of an action
@@ -326,7 +325,7 @@ def _is_null(target: SystemProperty | UserProperty) -> _Predicate:
 
 
 def _decided_by(decisive: bool, parts: Sequence[_Predicate]) -> _Predicate:
-    """OR is decided by the first True, AND by the first False; else one unknown makes all unknown."""
+    """Compile OR, decided by the first True, or AND, decided by the first False; else one unknown makes all unknown."""
 
     def decide(message: MessageView) -> Truth:
         result: Truth = not decisive
@@ -370,14 +369,14 @@ def _property(node: _Node) -> SystemProperty | UserProperty:
 
 
 def _unquoted(token: Token) -> str:
-    """The text of a name or a string: the mark that ends it is written twice inside it."""
+    """Return the text of a name or a string, inside which the closing mark is written twice."""
     end = {"DELIMITED": "]", "QUOTED": '"', "STRING": "'"}.get(token.type)
     return str(token) if end is None else token[1:-1].replace(end * 2, end)
 
 
 def _number(token: Token) -> int | float:
     if token.isdecimal():
-        if (integer := int(token)) > sqlvalues.INT64_MAX:
+        if (integer := int(token)) > values.INT64_MAX:
             raise _mistake(token, f"{token} is too large for a 64-bit integer")
         return integer
     if (number := float(token)) == float("inf"):

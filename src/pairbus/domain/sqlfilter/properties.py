@@ -1,4 +1,4 @@
-"""The properties of a message as SQL filters and actions name, read and change them."""
+"""The properties of a message, as SQL filters and actions name, read and change them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Final, Literal, Protocol
 
 from .values import UNKNOWN, converted, kind_of
 
-# The properties of .NET's BrokeredMessage, which is what Microsoft's page refers to. Those that a sender may
-# set have the type that they are set to; the others may only be read.
+# The properties of .NET's BrokeredMessage, to which Microsoft's page refers, each with the type that an action may set
+# it to; None: it is read-only.
 SYSTEM_PROPERTIES: Final[Mapping[str, type | None]] = {
     "ContentType": str,
     "CorrelationId": str,
@@ -36,7 +36,7 @@ SYSTEM_PROPERTIES: Final[Mapping[str, type | None]] = {
     "To": str,
     "ViaPartitionKey": str,
 }
-# What today's SDKs call some of them. Microsoft's examples say to use those names.
+# The names that today's SDKs use for some of them, and Microsoft's examples with them.
 _ALIASES: Final = {
     "enqueuedtime": "EnqueuedTimeUtc",
     "expiresat": "ExpiresAtUtc",
@@ -49,7 +49,7 @@ _SYSTEM_NAMES: Final = {name.lower(): name for name in SYSTEM_PROPERTIES} | _ALI
 
 
 class MessageView(Protocol):
-    """What a filter may know of a message."""
+    """The properties of a message that a filter can read."""
 
     @property
     def system(self) -> Mapping[str, object]:
@@ -88,18 +88,18 @@ class Draft:
 
 @dataclass(frozen=True)
 class SystemProperty:
-    """A property of Service Bus's own; `name` is spelt as in SYSTEM_PROPERTIES."""
+    """A system property of Service Bus; `name` is one of SYSTEM_PROPERTIES."""
 
     name: str
 
     @staticmethod
     def named(name: str) -> SystemProperty | None:
-        """Return the property that `name` means, in any case, by today's name or an older one; else None."""
+        """Return the property with this name, in any case, current or older; None if there is none."""
         spelling = _SYSTEM_NAMES.get(name.lower())
         return None if spelling is None else SystemProperty(spelling)
 
     def reader(self) -> Callable[[MessageView], object]:
-        """Return what reads its value; UNKNOWN if it is not set."""
+        """Return a function that reads its value; UNKNOWN if it is not set."""
         key = self.name.lower()
         return lambda message: UNKNOWN if (value := message.system.get(key)) is None else value
 
@@ -117,12 +117,12 @@ class UserProperty:
     name: str
 
     def reader(self) -> Callable[[MessageView], object]:
-        """Return what reads its value; UNKNOWN if the message does not have it."""
+        """Return a function that reads its value; UNKNOWN if the message does not have it."""
         name = self.name
         return lambda message: user_value(message, name)
 
     def assigned(self, draft: Draft, value: object) -> Edit | None:
-        """Return the edit that sets it, keeping its type if the value can be that; None for UNKNOWN."""
+        """Return the edit that sets it, with the value converted to its type if possible; None for UNKNOWN."""
         if value is UNKNOWN:
             return None
         key = _user_key(draft.user, self.name)
@@ -148,7 +148,7 @@ def user_value(message: MessageView, name: str) -> object:
 
 
 def _user_key(properties: Mapping[str, object], name: str) -> str | None:
-    """The key that is that name; failing that, the first that differs from it only in case."""
+    """Return the key with this name; else the first that differs from it only in case."""
     if name in properties:
         return name
     lower = name.lower()

@@ -1,4 +1,4 @@
-"""The text of a SQL filter or action made into a tree, and what is said when it cannot be."""
+"""The parser of SQL filters and actions, and the explanations of their syntax errors."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
 MAX_LENGTH: Final = 1024
-"""Characters in one filter or action; Service Bus's own limit."""
+"""The most characters of a filter or an action: Service Bus's own limit."""
 
 Language = Literal["filter", "action"]
 
 _RESERVED: Final = frozenset(
     ["AND", "ESCAPE", "EXISTS", "FALSE", "IN", "IS", "LIKE", "NOT", "NULL", "OR", "REMOVE", "SET", "TRUE"]
 )
-# The grammar's names for what may come next, in the reader's words. What can begin an expression is one
-# thing, and so is what can begin a condition.
+# Readable words for the grammar's terminals. The terminals that can begin a condition, an expression or a name are
+# summarised as one.
 _NAME: Final = frozenset(["IDENTIFIER", "DELIMITED", "QUOTED"])
 _CONSTANT: Final = frozenset(["NUMBER", "STRING", "PARAMETER", "_TRUE", "_FALSE", "_NULL"])
 _EXPRESSION: Final = _NAME | _CONSTANT | {"SIGN", "LPAR"}
@@ -45,10 +45,10 @@ _UNCLOSED: Final = {
 
 
 class SqlSyntaxError(ValueError):
-    """A text that is no SQL filter or action; says where, what was found and what would be right."""
+    """A syntax error in a SQL filter or action: its place, what was found there, and what was expected."""
 
     def __init__(self, problem: str, line: int, column: int) -> None:
-        """Keep the place (both counted from 1) as facts beside the sentence."""
+        """Store the problem and its place; line and column count from 1."""
         super().__init__(problem, line, column)
         self.problem = problem
         self.line = line
@@ -60,7 +60,7 @@ class SqlSyntaxError(ValueError):
 
 
 def parse(text: str, language: Language) -> Tree[Token]:
-    """Return the tree of `text`; SqlSyntaxError if it is not of that language."""
+    """Return the tree of a text; SqlSyntaxError if it is not of that language."""
     if len(text) > MAX_LENGTH:
         problem = f"the text has {len(text)} characters, {MAX_LENGTH} are allowed"
         raise SqlSyntaxError(problem, *_end(text[:MAX_LENGTH]))
@@ -78,7 +78,7 @@ def _parser() -> Lark:
 
 
 def _expected(text: str, language: Language) -> set[str]:
-    """What could come where the text goes wrong; the error itself lists more than that."""
+    """Return the terminals that could follow where the text is wrong; the error itself lists more than those."""
     session = _parser().parse_interactive(text, start=language)
     with suppress(UnexpectedInput):
         session.exhaust_lexer()
@@ -95,7 +95,7 @@ def _explained(error: UnexpectedInput, text: str, expected: set[str]) -> SqlSynt
         if found.upper() in _RESERVED and expected >= _NAME:
             problem += f"; {found} is a reserved word, a property of that name is written [{found}]"
     else:
-        assert isinstance(error, UnexpectedCharacters)  # an LALR parser has no third kind of error
+        assert isinstance(error, UnexpectedCharacters)  # an LALR parser raises no others
         problem = _UNCLOSED.get(error.char, f"found {error.char!r}, expected {wanted}")
     return SqlSyntaxError(problem, error.line, error.column)
 

@@ -1,13 +1,13 @@
-"""What the operators of Service Bus's SQL language do with values: comparison, arithmetic, LIKE, conversion.
+"""The operators of Service Bus's SQL language on values: comparison, arithmetic, LIKE and conversion.
 
-Two things are not ordinary values here. `None` is SQL's NULL: a property that is there and holds null.
-`UNKNOWN` is what a missing property, an impossible operation (`'a' * 2`) or any operation on one of the two
-gives. Truth has three values too: `True`, `False`, and `None` for unknown. Only a division by zero raises: it is
-the one mistake that the service, too, calls an error and not unknown.
+Two values are special. `None` is SQL's NULL: a property that exists and is null. `UNKNOWN` is the result for a missing
+property, an impossible operation (`'a' * 2`), and any operation on one of the two. Truth has three values as well:
+`True`, `False`, and `None` for unknown. Only a division by zero raises, since the service, too, reports that as an
+error and not as unknown.
 
-Microsoft's page says that operators follow C#: integers divide towards zero, a remainder has the sign of the
-dividend, 64 bits can overflow. It says nothing of types that do not go together (`1 = '1'`): that is unknown
-here, so neither `=` nor `<>` nor the negation of either is true.
+According to Microsoft's page operators follow C#: integers divide towards zero, a remainder has the sign of the
+dividend, 64 bits can overflow. The page does not mention operands of different types (`1 = '1'`). Their comparison is
+unknown here, so neither `=` nor `<>` nor the negation of either is true.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ UNKNOWN: Final = _Unknown.UNKNOWN
 
 
 class SqlEvaluationError(Exception):
-    """An expression that has no value for a message, not even an unknown one; the text says why."""
+    """An expression that has no value for a message, not even an unknown one."""
 
 
 VALUE_TYPES: Final = (bool, int, float, Decimal, str, bytes, UUID, datetime, timedelta)
 INT64_MAX: Final = 2**63 - 1
 MAX_PATTERN: Final = 1024
-#: The service allows a property 32 KB.
+#: The most characters of a computed text: the service limits a property to 32 KB.
 MAX_TEXT: Final = 32 * 1024
 
-# AMQP's decimal128 has 34 digits. A context of its own: the caller's may trap or round otherwise.
+# AMQP's decimal128 has 34 digits. Not the thread's own context, which may trap or round differently.
 _DECIMALS: Final = Context(prec=34, traps=[DivisionByZero, InvalidOperation, Overflow])
 
 
@@ -61,13 +61,13 @@ _COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
 
 
 def comparison(symbol: str) -> Callable[[object, object], Truth]:
-    """Return the comparison that `symbol` names; it gives unknown where the two values do not go together."""
+    """Return the comparison for a symbol; it gives unknown for values that cannot be compared."""
     test = _COMPARISONS[symbol]
     ordering = symbol not in ("=", "<>", "!=")
 
     def compare(left: object, right: object) -> Truth:
         kind = type(left)
-        if kind is type(right) and (kind is str or kind is int):  # what nearly every filter compares
+        if kind is type(right) and (kind is str or kind is int):  # nearly every comparison
             return test(left, right)
         try:
             pair = _comparable(left, right, ordering)
@@ -79,9 +79,9 @@ def comparison(symbol: str) -> Callable[[object, object], Truth]:
 
 
 def _comparable(left: object, right: object, ordering: bool) -> tuple[object, object] | None:
-    """Both values brought to one type, or None if there is no such type."""
+    """Return both values converted to one type; None if there is no such type."""
     if _is_number(left) and _is_number(right):
-        # Decimal('0.1') and the double 0.1 are one number to whoever wrote the filter.
+        # For the author of a filter, Decimal('0.1') and the double 0.1 are the same number.
         if isinstance(left, float) or isinstance(right, float):
             return _float_of_decimal(left), _float_of_decimal(right)
         return left, right
@@ -137,9 +137,9 @@ _ON_DECIMALS: Final[dict[str, Callable[[Decimal, Decimal], Decimal]]] = {
 
 
 def arithmetic(symbol: str) -> Callable[[object, object], object]:
-    """Return the operation that `symbol` names; it gives UNKNOWN where there is no result.
+    """Return the operation for a symbol; it gives UNKNOWN where there is no result.
 
-    A number divided by zero raises SqlEvaluationError.
+    It raises SqlEvaluationError for a number divided by zero.
     """
     divides = symbol in ("/", "%")
 
@@ -168,13 +168,13 @@ def _calculated(symbol: str, left: Any, right: Any) -> object:
         exact = _ON_DECIMALS[symbol](Decimal(left), Decimal(right))
         return exact if exact.is_finite() else UNKNOWN
     integer = _ON_INTEGERS[symbol](left, right)
-    # Any 64-bit integer will do, signed or not: AMQP's ulong is a property type as well.
+    # Signed or unsigned 64 bits: AMQP's ulong is a type of property, too.
     return integer if -(2**63) <= integer < 2**64 else UNKNOWN
 
 
 def _added(left: object, right: object) -> object:
     if isinstance(left, str) and isinstance(right, str):
-        # A few SETs of a property to itself twice over would otherwise fill the memory.
+        # Without a limit, a few SETs that double a property would fill the memory.
         return left + right if len(left) + len(right) <= MAX_TEXT else UNKNOWN
     if isinstance(left, timedelta) and isinstance(right, datetime):
         left, right = right, left
@@ -208,15 +208,15 @@ def unsigned(value: object) -> object:
 
 
 class LikePattern:
-    """A LIKE pattern: `%` stands for any characters, `_` for any one, the rest for itself, case included.
+    """A LIKE pattern: `%` stands for any characters, `_` for any single one, all others for themselves.
 
-    The pattern is cut at its `%`; each piece is then looked for once, from where the piece before it ended.
-    The first place found is always good enough, so nothing is ever tried again: at worst, time grows with the
-    length of the text times that of the pattern.
+    The pattern is split at its `%`, and each piece is searched once, from the end of the piece before it. The first
+    match is always good enough, so there is no backtracking: the time is at most proportional to the length of the
+    text times that of the pattern.
     """
 
     def __init__(self, pattern: str, escape: str | None = None) -> None:
-        """Compile `pattern`; ValueError if it ends in the escape character."""
+        """Compile a pattern; ValueError if it ends in the escape character."""
         pieces: list[list[str]] = [[]]
         characters = iter(pattern)
         for character in characters:
@@ -233,7 +233,7 @@ class LikePattern:
         self._tail = len(pieces[-1])
 
     def matches(self, text: str) -> bool:
-        """Say whether all of `text` is as the pattern describes."""
+        """Return True if the whole text matches the pattern."""
         first, *others = self._pieces
         if not others:
             return first.fullmatch(text) is not None
@@ -250,10 +250,9 @@ _like_pattern = lru_cache(maxsize=256)(LikePattern)
 
 
 def like(value: object, pattern: object, escape: object = None) -> Truth:
-    """Say whether `value LIKE pattern`; unknown if one is no string, or the escape is not one character.
+    """Return the truth of `value LIKE pattern`; unknown if one is no string, or the escape is not one character.
 
-    A pattern that comes from a message may be as long as one that a filter spells out; a longer one is
-    unknown as well.
+    It is unknown, too, for a pattern longer than a filter can be, which may come from a message.
     """
     if not isinstance(value, str) or not isinstance(pattern, str) or len(pattern) > MAX_PATTERN:
         return None
@@ -267,26 +266,25 @@ def like(value: object, pattern: object, escape: object = None) -> Truth:
 
 # --- Conversion
 
-# What .NET's TimeSpan writes: [-][days.]hours:minutes:seconds[.fraction]
+# The text of .NET's TimeSpan: [-][days.]hours:minutes:seconds[.fraction]
 _TIME_SPAN = re.compile(r"(-)?(?:(\d{1,8})\.)?(\d{1,2}):(\d{1,2})(?::(\d{1,2}(?:\.\d{1,7})?))?", re.ASCII)
 
 
 def kind_of(value: object) -> type | None:
-    """Return which of VALUE_TYPES the value is, or None."""
+    """Return the one of VALUE_TYPES that a value has; None if it has another type."""
     return next((kind for kind in VALUE_TYPES if isinstance(value, kind)), None)
 
 
 def converted(value: object, kind: type) -> object:
-    """Return `value` as a `kind`, or UNKNOWN if it cannot be one. NULL stays NULL.
+    """Return a value converted to a type; UNKNOWN if that is impossible. NULL stays NULL.
 
-    A string becomes what it spells, an integer a wider number, and a number, a boolean or a UUID the string
-    that spells it.
+    A string is parsed, an integer becomes a wider number, and a number, a boolean or a UUID becomes its text.
     """
     if value is None or kind_of(value) is kind:
         return value
     try:
         if isinstance(value, str):
-            return _spelt(value, kind)
+            return _parsed(value, kind)
         if kind is str and isinstance(value, bool | int | float | Decimal | UUID):
             return str(value)
         if kind in (float, Decimal) and isinstance(value, int) and not isinstance(value, bool):
@@ -296,7 +294,7 @@ def converted(value: object, kind: type) -> object:
     return UNKNOWN
 
 
-def _spelt(text: str, kind: type) -> object:
+def _parsed(text: str, kind: type) -> object:
     if kind is bool:
         return {"true": True, "false": False}.get(text.strip().lower(), UNKNOWN)
     if kind is datetime:
