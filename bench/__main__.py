@@ -1,9 +1,9 @@
-"""All benchmarks, one after the other, and one table at the end; the figures P1 … P8 are kept in `build/bench.json`.
+"""All benchmarks in turn, and a table of their figures, which are stored in `build/bench.json` as P1 … P8.
 
     python -m bench [--quick] [--json FILE]
 
-Each runs in a process of its own, so that none measures what another has left behind. One that fails does not keep
-the others from running; the exit code says so.
+Each benchmark runs in a process of its own, so that no run affects the next. If one fails, the others still run, and
+the exit code is 1.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 
 from bench.figures import RESULTS, ROOT, kept, table
 
-#: The programs with figures, and those that only print what they have seen.
+#: Benchmarks that store figures, and those that only print results.
 WITH_FIGURES = ("bench.sender", "bench.syphon", "bench.spark")
 OTHERS = ("bench.localbus", "bench.neighbour")
 
 
 def run(module: str, arguments: list[str]) -> tuple[int, list[str]]:
-    """Run one of them, and show what it says while it does; its exit code, and what it said."""
+    """Run one benchmark, echo its output, and return its exit code and output."""
     print(f"--- {module}", flush=True)
     begun = time.monotonic()
     said = []
@@ -40,7 +40,7 @@ def run(module: str, arguments: list[str]) -> tuple[int, list[str]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--quick", action="store_true", help="few messages and rounds: shows that it works, not how well"
+        "--quick", action="store_true", help="few messages and rounds: a check that it works, not a measurement"
     )
     parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE", help="default: build/bench.json")
     options = parser.parse_args()
@@ -54,7 +54,7 @@ def main() -> int:
         if module in OTHERS:
             others += said
     print("\n" + "".join(others) + "\n" + table(kept(options.json)))
-    print(f"\nkept in {options.json}")
+    print(f"\nstored in {options.json}")
     for module in failed:
         print(f"{module} failed", file=sys.stderr)
     return 1 if failed else 0

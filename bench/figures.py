@@ -1,7 +1,8 @@
-"""Figures: what was measured against which goal, told as a table and kept in `build/bench.json`, keyed P1 … P8.
+"""Figures and their goals, as a table and in `build/bench.json`, with the keys P1 … P8.
 
-A figure is a ratio. It is measured several times, both sides by turns, so that whatever else runs on the machine meets
-both; what counts is the median. `spread` is the distance between the largest and the smallest run, as a share of it.
+A figure is a ratio of two sides. Both sides are measured several times in alternation, so that other load on the
+machine affects both. The result is the median; `spread` is the difference between the largest and the smallest run,
+relative to the median.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ RESULTS = ROOT / "build" / "bench.json"
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What one side of a ratio did: medians over the runs."""
+    """Medians of one side of a ratio over all runs."""
 
     messages_per_second: float
-    #: CPU µs a message: of the process, or processes, that moved the messages, and of the brokers.
+    #: CPU µs per message: of the processes that moved the messages, and of each broker.
     cpu_us: float | None = None
     primary_cpu_us: float | None = None
     secondary_cpu_us: float | None = None
@@ -33,7 +34,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One figure; `at_most` says that the goal is a ceiling and not a floor."""
+    """One figure. With `at_most`, the goal is an upper limit, otherwise a lower one."""
 
     key: str
     what: str
@@ -42,9 +43,9 @@ class Figure:
     note: str
     at_most: bool = False
     sides: Mapping[str, Side] = field(default_factory=dict)
-    #: The same ratio by CPU time of the moving process instead of the clock: the broker's share is not in it.
+    #: The same ratio by CPU time of the moving process, without the broker's share.
     cpu_ratio: float | None = None
-    #: Anything else that belongs to it.
+    #: Further results.
     more: Mapping[str, Any] = field(default_factory=dict)
     quick: bool = False
 
@@ -61,7 +62,7 @@ class Figure:
         return self.ratio <= self.goal if self.at_most else self.ratio >= self.goal
 
     def told(self) -> dict[str, Any]:
-        """As it is kept."""
+        """Return the figure as it is stored."""
         return {
             "what": self.what,
             "ratio": round(self.ratio, 4),
@@ -80,7 +81,7 @@ class Figure:
 
 
 def keep(figures: Iterable[Figure], path: Path) -> None:
-    """Put figures into the file, beside those that others have put there; a reader sees the old file or the new one."""
+    """Store figures in the file and keep those of other benchmarks. The file is replaced atomically."""
     held = kept(path)
     held |= {figure.key: figure.told() for figure in figures}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +91,7 @@ def keep(figures: Iterable[Figure], path: Path) -> None:
 
 
 def kept(path: Path) -> dict[str, Any]:
-    """What is in the file."""
+    """Return the figures stored in the file; none if it does not exist."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -99,7 +100,7 @@ def kept(path: Path) -> dict[str, Any]:
 
 
 def table(held: Mapping[str, Mapping[str, Any]]) -> str:
-    """Figures as people read them."""
+    """Return the figures as a table of text."""
     lines = [f"{'':4}{'figure':64} {'ratio':>7} {'goal':>7}  {'':6} {'runs':>13} {'by CPU':>7}"]
     for key, figure in sorted(held.items()):
         sign = "≤" if figure["goal_is"] == "at most" else "≥"
@@ -116,34 +117,34 @@ def table(held: Mapping[str, Mapping[str, Any]]) -> str:
 def _side(side: Mapping[str, Any]) -> str:
     said = f"{side['messages_per_second']:,.0f} messages/s"
     if side["cpu_us"] is not None:
-        said += f", {side['cpu_us']:.1f} CPU µs a message"
+        said += f", {side['cpu_us']:.1f} CPU µs per message"
     if side["primary_cpu_us"] is not None and side["secondary_cpu_us"] is not None:
         said += f" (brokers: primary {side['primary_cpu_us']:.1f}, secondary {side['secondary_cpu_us']:.1f})"
     return said
 
 
-# --- what the programs share ---------------------------------------------------------------------------------------
+# --- shared by the benchmarks --------------------------------------------------------------------------------------
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """A parser with the options that every program with figures has."""
+    """Return a parser with the options of every benchmark that stores figures."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--quick", action="store_true", help="few messages and rounds: shows that it works, not how well")
-    made.add_argument("--only", metavar="P1,P2", help="only these figures")
-    made.add_argument("--rounds", type=int, metavar="N", help="how often each figure is measured")
-    made.add_argument("--messages", type=int, metavar="N", help="how many messages a side moves in a round")
+    made.add_argument("--quick", action="store_true", help="few messages and rounds: a check that it works")
+    made.add_argument("--only", metavar="P1,P2", help="measure only these figures")
+    made.add_argument("--rounds", type=int, metavar="N", help="number of runs of each figure")
+    made.add_argument("--messages", type=int, metavar="N", help="number of messages that a side moves per run")
     made.add_argument("--json", type=Path, default=RESULTS, metavar="FILE", help="default: build/bench.json")
     return made
 
 
 def chosen(only: str | None, keys: Iterable[str]) -> list[str]:
-    """The figures to measure, of those that there are."""
+    """Return the keys to measure, in their own order."""
     wanted = None if only is None else {key.strip().upper() for key in only.split(",")}
     return [key for key in keys if wanted is None or key in wanted]
 
 
 def publish(figures: Sequence[Figure], path: Path) -> None:
-    """Keep the figures, and show them."""
+    """Store the figures and print them."""
     keep(figures, path)
     held = kept(path)
     print(table({figure.key: held[figure.key] for figure in figures}), flush=True)

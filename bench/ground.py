@@ -1,4 +1,4 @@
-"""The ground that drains are measured on: two localbus processes, backlog queues, and messages parked in them."""
+"""The set-up for measuring drains: two localbus processes, backlog queues, and parked messages."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from pairbus.localbus import LocalBus
 SIZE = 1024
 PRIMARY, SECONDARY = "contoso", "backup"
 DESTINATION = "orders"
-PARKED = park(message_of(SIZE), DESTINATION, "none of them is without an id")
+PARKED = park(message_of(SIZE), DESTINATION, "unused: every message has an id")
 
 
 class Run(NamedTuple):
-    """One side's turn: how many messages in which time, and whose CPU they took."""
+    """One run of one side: messages, time, and CPU seconds of the processes involved."""
 
     messages: int
     seconds: float
@@ -44,8 +44,11 @@ class Run(NamedTuple):
 
 
 class Ground:
-    """Two namespaces with a destination and backlog queues. With a store the backlog is on disk, as deep as you like;
-    a `sink` takes messages and keeps none (a topic without subscriptions)."""
+    """Two namespaces with a destination and backlog queues.
+
+    With `store`, the backlog is on disk, so that it can be of any depth. With `sink`, the destination accepts messages
+    and keeps none (a topic without subscriptions).
+    """
 
     def __init__(self, *, queues: int = 1, store: bool = False, sink: bool = False) -> None:
         self._queues = queues
@@ -56,7 +59,7 @@ class Ground:
     def __enter__(self) -> Ground:
         build = ROOT / "build"
         build.mkdir(exist_ok=True)
-        # Not in the system's folder for such things: that may be memory, and a journal is to be on a disk.
+        # The system's temporary folder may be in memory, but the journal must be on a disk.
         self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=build)))
         store = self.folder / "secondary.db" if self._store else None
         self.primary = self._stack.enter_context(LocalBus(PRIMARY))
@@ -76,7 +79,7 @@ class Ground:
 
     @property
     def namespaces(self) -> tuple[Namespace, Namespace]:
-        """Primary and secondary, as the syphon knows them."""
+        """The primary and the secondary, as the syphon gets them."""
         primary, secondary = (
             Namespace.from_connection_string(bus.connection_string, name=bus.name, ca_file=bus.ca_file)
             for bus in (self.primary, self.secondary)
@@ -84,7 +87,7 @@ class Ground:
         return primary, secondary
 
     def park(self, count: int, queue: int = 0) -> None:
-        """Fill a backlog queue with so many messages of a kilobyte, all for the one destination."""
+        """Park messages of 1 KB for the destination in a backlog queue."""
         client = RawClient(self.secondary.connection_string, queue_path(PRIMARY, queue))
         try:
             send_many(client, count, PARKED)
@@ -92,7 +95,7 @@ class Ground:
             client.close()
 
     def arrived(self) -> int:
-        """How many messages are at the destination; they are gone then."""
+        """Return the number of messages at the destination, and remove them."""
         with administration(self.primary) as admin:
             count = int(admin.get_queue_runtime_properties(DESTINATION).active_message_count or 0)
             admin.delete_queue(DESTINATION)
@@ -100,8 +103,10 @@ class Ground:
         return count
 
     def turn(self, count: int, move: Callable[[], float | None]) -> Run:
-        """Park messages, let a side move them, and see that all have arrived. A side may know better than the clock
-        here how long it took."""
+        """Park messages, let a side move them, and check that all arrived.
+
+        `move` may return the seconds that count; otherwise its whole run time does.
+        """
         self.park(count)
         brokers = self.broker_cpu()
         cpu, begun = time.process_time(), time.perf_counter()
@@ -114,12 +119,12 @@ class Ground:
         return Run(count, seconds if known is None else known, cpu, primary, secondary)
 
     def broker_cpu(self) -> tuple[float, float]:
-        """Seconds of CPU that the two brokers have used so far."""
+        """Return the CPU seconds that the two brokers have used so far."""
         return cpu_seconds(self.primary.pid), cpu_seconds(self.secondary.pid)
 
 
 def properties_head() -> bytes:
-    """How the sender's part of every parked message begins, for who wants to find it without reading the message."""
+    """Return the first bytes of a parked message's properties, to find them without parsing."""
     properties = next(found for found in split(PARKED) if found.code == PROPERTIES)
     return PARKED[properties.start : properties.start + 8]
 
@@ -129,7 +134,7 @@ def administration(bus: LocalBus) -> ServiceBusAdministrationClient:
 
 
 def settings(primary: LocalBus, secondary: LocalBus, queues: int, folder: Path) -> dict[str, dict[str, Any]]:
-    """A syphon's configuration; the connection strings are in files of the folder, where any process finds them."""
+    """Return a syphon's configuration whose connection strings are in files, so that any process can read them."""
     mapping: dict[str, dict[str, Any]] = {
         "syphon": {"queues": queues},
         "ledger": {"path": str(folder / "ledger"), "checkpoint": str(folder / "checkpoint")},
@@ -143,7 +148,7 @@ def settings(primary: LocalBus, secondary: LocalBus, queues: int, folder: Path) 
 
 
 def by_turns(sides: Sequence[Callable[[], Run]], rounds: int) -> list[list[Run]]:
-    """Each side's runs, by turns, and each round in the other order."""
+    """Run the sides in alternation, with the order reversed each round, and return each side's runs."""
     found: list[list[Run]] = [[] for _ in sides]
     for number in range(rounds):
         order = list(range(len(sides)))
@@ -153,31 +158,31 @@ def by_turns(sides: Sequence[Callable[[], Run]], rounds: int) -> list[list[Run]]
 
 
 def ratios(ours: Sequence[Run], theirs: Sequence[Run]) -> list[float]:
-    """How our pace compares with theirs, round by round."""
+    """Return our rate ÷ theirs for each round."""
     return [one.rate / other.rate for one, other in zip(ours, theirs, strict=True)]
 
 
 def cpu_ratio(ours: Sequence[Run], theirs: Sequence[Run]) -> float:
-    """The same by CPU time of the moving process: above 1 if ours needs less."""
+    """Return their CPU time ÷ ours per message of the moving process: above 1 if ours needs less."""
     return statistics.median(
         (other.cpu / other.messages) / (one.cpu / one.messages) for one, other in zip(ours, theirs, strict=True)
     )
 
 
 def side(runs: Sequence[Run]) -> Side:
-    """What a side's runs came to."""
+    """Return the medians of a side's runs."""
     micro = [[each / run.messages * 1e6 for each in (run.cpu, run.primary_cpu, run.secondary_cpu)] for run in runs]
     cpu, primary, secondary = (round(statistics.median(column), 2) for column in zip(*micro, strict=True))
     return Side(round(statistics.median(run.rate for run in runs), 1), cpu, primary, secondary)
 
 
 def limit(told: Side, cores: int | None = None) -> str:
-    """What keeps a side from being faster, from whose CPU went where."""
+    """Describe the limit of a side's rate, by the CPU time of each process."""
     cores = cores or os.cpu_count() or 1
     wall = 1e6 / told.messages_per_second
     shares = {"the drain": told.cpu_us, "the primary": told.primary_cpu_us, "the secondary": told.secondary_cpu_us}
     known = {name: share for name, share in shares.items() if share is not None}
     most = max(known, key=lambda name: known[name])
     busy = sum(known.values()) / (wall * cores)
-    said = f"{wall:.0f} µs a message by the clock; {most} needs most CPU ({known[most] / wall:.0%} of a core)"
+    said = f"{wall:.0f} µs per message by the clock; {most} needs most CPU ({known[most] / wall:.0%} of a core)"
     return f"{said}, all three together {busy:.0%} of {cores} cores"

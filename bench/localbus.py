@@ -1,9 +1,9 @@
-"""How fast localbus is, and what it costs: messages per second, and CPU microseconds a message of the broker process.
+"""Throughput of localbus: messages per second, and CPU microseconds per message of the broker process.
 
     python -m bench.localbus [--quick] [--depth]
 
-The client is raw Proton in this process; the broker is a process of its own. On a machine that is shared, believe the
-CPU figure: it does not count the time in which others ran.
+The client is raw Proton in this process; the broker is another process. On a shared machine, rely on the CPU figure: it
+does not include the time in which other processes ran.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 from bench.raw_client import RawClient, message_of, receive_many, send_many
 from pairbus.localbus import LocalBus
 
-#: More messages of a kilobyte than the broker's cache holds.
+#: More messages of 1 KB than the broker's cache holds.
 CACHED = 40_000
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(pid: int, *, with_children: bool = False) -> float:
-    """User and system time of a process so far; that of its ended children, if asked for, too."""
+    """Return the user and system time of a process so far, optionally with that of its ended children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11 : 15 if with_children else 13])) / _TICKS
 
@@ -49,7 +49,7 @@ class Bench:
         self.client = RawClient(bus.connection_string, "bench")
 
     def measure(self, what: str, count: int) -> tuple[float, float]:
-        """Messages per second, and CPU µs a message."""
+        """Return messages per second, and CPU µs per message."""
         before = cpu_seconds(self.bus.pid)
         elapsed = send_many(self.client, count, self.message) if what == "in" else receive_many(self.client, count)
         cpu = cpu_seconds(self.bus.pid) - before
@@ -90,7 +90,7 @@ def throughput(count: int, size: int, rounds: int) -> None:
 
 
 def depth(shallow: int, deep: int, probe: int, size: int, rounds: int) -> None:
-    """Two brokers, one with little in its queue and one with much, are measured by turns."""
+    """Measure a broker with a short queue and one with a long queue in alternation."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         benches = {
@@ -98,7 +98,7 @@ def depth(shallow: int, deep: int, probe: int, size: int, rounds: int) -> None:
         }
         for level, bench in benches.items():
             bench.measure("in", level)
-        # What came first is still in the broker's memory; what is measured comes from the disk.
+        # The first messages are still cached in memory; remove them so that the disk is measured.
         benches[deep].measure("out", CACHED)
         benches[deep].measure("in", CACHED)
         found: dict[tuple[int, str], list[tuple[float, float]]] = {}

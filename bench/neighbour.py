@@ -1,10 +1,10 @@
-"""What one entity's load costs another: a client that sends one message at a time, alone and beside a flood.
+"""The cost of one entity's load for another: a client that sends one message at a time, alone and beside a flood.
 
     python -m bench.neighbour [--quick] [--seconds S]
 
-The flood is a process of its own that fills the broker's core; the neighbour is this process, on another queue, once on
-raw Proton and once with the SDK. A ratio of 1 means that the neighbour does not notice. Busy processes share the
-machine, too: the same flood of another broker shows what that costs.
+The flood is another process, which keeps the broker's core busy. The neighbour is this process, on another queue, first
+on raw Proton, then with the SDK. A ratio of 1 means that the flood has no effect. Busy processes also compete for the
+machine: the same flood of another broker shows how much of the effect that is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SIZE = 1024
 
 
 def flood(connection_string: str, entity: str) -> None:
-    """Send without an end."""
+    """Send messages until killed."""
     client = RawClient(connection_string, entity)
     message = message_of(SIZE)
     print("flooding", flush=True)
@@ -34,7 +34,7 @@ def flood(connection_string: str, entity: str) -> None:
 
 
 class RawNeighbour:
-    """Sends a message, waits for its answer, sends the next."""
+    """A client that sends a message and waits for its answer before it sends the next."""
 
     def __init__(self, connection_string: str, entity: str) -> None:
         self._client = RawClient(connection_string, entity)
@@ -63,7 +63,7 @@ class RawNeighbour:
 
 
 def pace(send: Callable[[], None], seconds: float) -> float:
-    """Messages a second, one at a time."""
+    """Return messages per second, sent one at a time."""
     done, begun = 0, time.perf_counter()
     while time.perf_counter() - begun < seconds:
         send()
@@ -81,14 +81,14 @@ def compare(label: str, bus: LocalBus, send: Callable[[], None], seconds: float)
         elsewhere = beside(other, send, seconds)
     print(
         f"{label:10} alone {alone:7,.0f}/s   beside a flood {here:7,.0f}/s   ratio {here / alone:.2f}   "
-        f"({1000 / alone:.2f} → {1000 / here:.2f} ms a message)   beside one of another broker {elsewhere:7,.0f}/s   "
+        f"({1000 / alone:.2f} → {1000 / here:.2f} ms per message)   beside one of another broker {elsewhere:7,.0f}/s   "
         f"ratio {elsewhere / alone:.2f}",
         flush=True,
     )
 
 
 def beside(bus: LocalBus, send: Callable[[], None], seconds: float) -> float:
-    """Messages a second while a queue of a broker is flooded."""
+    """Return messages per second while a queue of a broker is flooded."""
     with subprocess.Popen(
         [sys.executable, "-m", "bench.neighbour", "--flood", bus.connection_string, "flooded"], stdout=subprocess.PIPE
     ) as other:
@@ -111,7 +111,7 @@ def make_queues(bus: LocalBus) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--quick", action="store_true", help="half a second each")
+    parser.add_argument("--quick", action="store_true", help="half a second per measurement")
     parser.add_argument("--flood", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.flood:

@@ -1,4 +1,4 @@
-"""A raw AMQP client on Proton's engine and a blocking socket: lean, so that the broker is what a benchmark measures."""
+"""A minimal AMQP client on Proton's engine and a socket, so that a benchmark measures the broker."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ lib: Any = cproton_ffi.lib
 
 
 def message_of(size: int) -> bytes:
-    """An encoded message with an id and a body of this size, as the SDKs send it."""
+    """Return an encoded message with an id and a body of this size, as the SDKs send it."""
     body = b"\x00\x53\x75\xb0" + size.to_bytes(4, "big") + b"x" * size
     return b"\x00\x53\x73\xc0\x27\x01\xa1\x24" + b"3354bf53-58d1-427a-b81b-fa9648b7e05a" + body
 
 
 class RawClient:
-    """One connection to localbus, authorised for one entity."""
+    """A connection to localbus, authorised for one entity."""
 
     def __init__(self, connection_string: str, entity: str) -> None:
         parts = dict(part.partition("=")[::2] for part in connection_string.split(";") if part)
@@ -52,7 +52,7 @@ class RawClient:
     # --- moving bytes ------------------------------------------------------------------------------------
 
     def pump(self, timeout: float = 1.0) -> bool:
-        """Write what is to be written, read what has come; False if nothing came within the time."""
+        """Write pending bytes and read those that arrived. Return False if none arrived in time."""
         transport = self._transport._impl
         while True:
             size = lib.pn_transport_pending(transport)
@@ -86,7 +86,7 @@ class RawClient:
         return True
 
     def events(self) -> Any:
-        """Type and event of what has happened."""
+        """Yield the type and the event of everything that has happened."""
         while True:
             event = lib.pn_collector_peek(self._collector)
             if event == ffi.NULL:
@@ -153,7 +153,7 @@ class RawClient:
 
 
 def send_many(client: RawClient, count: int, message: bytes) -> float:
-    """Send messages as fast as credit goes; seconds until the last was accepted."""
+    """Send messages as fast as credit allows. Return the seconds until the last was accepted."""
     link = client.sender(client.entity)
     pointer = link._impl
     sent = accepted = 0
@@ -167,7 +167,7 @@ def send_many(client: RawClient, count: int, message: bytes) -> float:
             lib.pn_link_advance(pointer)
             sent += 1
         if not client.pump(10):
-            raise TimeoutError(f"{accepted} of {count} accepted, then nothing")
+            raise TimeoutError(f"{accepted} of {count} were accepted, then no answer came")
         for kind, event in client.events():
             if kind == lib.PN_DELIVERY and lib.pn_event_link(event) == pointer:
                 delivery = lib.pn_event_delivery(event)
@@ -184,7 +184,7 @@ def send_many(client: RawClient, count: int, message: bytes) -> float:
 
 
 def receive_many(client: RawClient, count: int, *, window: int = 1000) -> float:
-    """Receive and complete; seconds until the last completion was confirmed."""
+    """Receive and complete messages. Return the seconds until the last completion was confirmed."""
     link = client.receiver(client.entity)
     pointer = link._impl
     lib.pn_link_flow(pointer, min(window, count))
@@ -195,7 +195,7 @@ def receive_many(client: RawClient, count: int, *, window: int = 1000) -> float:
     start = time.perf_counter()
     while confirmed < count:
         if not client.pump(10):
-            raise TimeoutError(f"{got} received, {confirmed} of {count} confirmed, then nothing")
+            raise TimeoutError(f"{got} received, {confirmed} of {count} were confirmed, then no answer came")
         for kind, event in client.events():
             if kind == lib.PN_DELIVERY and lib.pn_event_link(event) == pointer:
                 delivery = lib.pn_event_delivery(event)

@@ -1,10 +1,10 @@
-"""What pairing costs a sender, and how quick it fails over and back: everything a ratio in one run.
+"""The cost of pairing for a sender, and the times of failover and failback, as ratios within one run.
 
     python -m bench.sender [--quick]
 
-P6 is paired ÷ plain while all is well, one at a time or in batches, whichever is worse.
-Two localbus processes are the two namespaces. The plain SDK and the paired sender take turns, send by send, so that
-whatever else runs on the machine meets both; a ratio is the median over several rounds. `CPU` is this process's own.
+P6 is paired ÷ plain while the primary is up, one at a time or in batches, whichever is worse.
+Two localbus processes are the two namespaces. The plain SDK and the paired sender alternate, send by send, so that
+other load on the machine affects both. A ratio is the median over several rounds. `CPU` is that of this process.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ Send = Callable[[], None]
 
 
 class Comparison(NamedTuple):
-    """How our pace compares: round by round, by CPU, and how fast both were."""
+    """A comparison of two sides: the ratio of each round, the ratio by CPU time, and both rates."""
 
     ratios: list[float]
     cpu: float
@@ -80,7 +80,7 @@ class Comparison(NamedTuple):
 
 
 def compare(label: str, ours: Send, theirs: Send, times: int, rounds: int, messages: int) -> Comparison:
-    """Take turns, send by send, and say how our pace compares."""
+    """Alternate between both sides, send by send, and print and return the comparison."""
     ratios, cpu, paces = [], [], []
     for number in range(rounds + 1):
         spent = {ours: [0.0, 0.0], theirs: [0.0, 0.0]}
@@ -91,7 +91,7 @@ def compare(label: str, ours: Send, theirs: Send, times: int, rounds: int, messa
                 spent[send][0] += time.perf_counter() - begun
                 spent[send][1] += time.process_time() - cpu_begun
         if number == 0:
-            continue  # everybody is warm now
+            continue  # the first round is a warm-up
         ratios.append(spent[theirs][0] / spent[ours][0])
         cpu.append(spent[theirs][1] / spent[ours][1])
         paces.append((times * messages / spent[ours][0], times * messages / spent[theirs][0]))
@@ -133,7 +133,7 @@ def healthy(primary: LocalBus, secondary: LocalBus, times: int, rounds: int) -> 
 def both(
     label: str, ours: PairedSender, plain: ServiceBusSender, times: int, rounds: int
 ) -> tuple[Comparison, Comparison]:
-    """One at a time, and in batches."""
+    """Compare both sides one message at a time, and in batches."""
     single_pace = compare(
         f"{label}, one at a time",
         lambda: ours.send_messages(single()),
@@ -168,7 +168,7 @@ def failed_over(primary: LocalBus, secondary: LocalBus, times: int, rounds: int)
 
 
 def threads(bus: PairedNamespace, times: int, count: int = 8) -> None:
-    """Several threads that share one sender, against one."""
+    """Compare several threads that share one sender with a single thread."""
     with bus.get_queue_sender("orders") as sender:
 
         def run(share: int) -> None:
@@ -198,7 +198,7 @@ def threads(bus: PairedNamespace, times: int, count: int = 8) -> None:
 
 
 def story(primary: LocalBus, secondary: LocalBus, rounds: int) -> None:
-    """From a killed primary to the first parked message, and from its return to the first direct send."""
+    """Measure the time from the primary's kill to the first parked message, and from its return to a direct send."""
     over, back = [], []
     for _ in range(rounds):
         with paired(primary, secondary) as bus, bus.get_queue_sender("orders") as sender:
@@ -227,7 +227,7 @@ def resident() -> float:
 
 
 def memory(primary: LocalBus, secondary: LocalBus, count: int) -> None:
-    """Kilobytes a sender, once with an entity of its own, open; and once more for an entity that is open already."""
+    """Measure the memory per sender: one with an entity of its own, and one more for an open entity."""
     with paired(primary, secondary) as bus:
         first = bus.get_queue_sender("orders").__enter__()
         before = resident()
@@ -236,7 +236,7 @@ def memory(primary: LocalBus, secondary: LocalBus, count: int) -> None:
         shared = [bus.get_queue_sender("orders").__enter__() for _ in range(count * 10)]
         after = resident()
         print(
-            f"memory: {(opened - before) / count:.0f} KB a sender to an entity of its own (its connection included), "
+            f"memory: {(opened - before) / count:.0f} KB per sender to an entity of its own (with its connection), "
             f"{(after - opened) / count / 10:.1f} KB for one more to an open one",
             flush=True,
         )
@@ -253,7 +253,7 @@ def main() -> None:
     with LocalBus() as primary, LocalBus() as secondary:
         create(primary, "orders", *(f"own-{number}" for number in range(many)))
         create(secondary, "plain")
-        memory(primary, secondary, many)  # first: later on there is freed memory to be had for nothing
+        memory(primary, secondary, many)  # first, because later senders would reuse freed memory
         figure = healthy(primary, secondary, times, rounds)
         failed_over(primary, secondary, times, rounds)
     with (

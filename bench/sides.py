@@ -1,4 +1,4 @@
-"""Three ways to bring one backlog queue home: the drain, the SDK as one would use it, and bare Proton."""
+"""Three ways to drain a backlog queue: pairbus's drain, the SDK in ordinary use, and bare Proton."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SDK_BATCH = 100
 
 
 class NoJournal:
-    """A journal that keeps nothing."""
+    """A journal that stores no rows."""
 
     def prepare(self) -> None:
         pass
@@ -38,7 +38,7 @@ class NoJournal:
 
 
 class TimedJournal:
-    """A journal that notes when how many rows were durable."""
+    """A journal that notes the number of durable rows over time."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -55,8 +55,10 @@ class TimedJournal:
         self.steps.append((time.perf_counter(), self._rows))
 
     def pace_behind(self, share: float) -> tuple[float, float]:
-        """Rows a second once this share of them was durable, and when it was. Of few rows the last write is what is
-        measured."""
+        """Return the rows per second after this share of them was durable, and the time when it was.
+
+        With few rows, this measures the last write.
+        """
         last = len(self.steps) - 1
         first = next((index for index in range(last) if self.steps[index][1] >= share * self._rows), last - 1)
         begun, before = self.steps[first]
@@ -65,7 +67,7 @@ class TimedJournal:
 
 
 def drain(ground: Ground, count: int, journal: Journal | None = None) -> None:
-    """The drain as it runs everywhere; with a journal on this machine's disk, unless another is given."""
+    """Drain as in production, by default with a journal on this machine's disk."""
     own = None
     if journal is None:
         journal = own = open_journal(str(ground.folder / f"run-{uuid.uuid4().hex[:8]}"), Head(PRIMARY, 0))
@@ -75,16 +77,16 @@ def drain(ground: Ground, count: int, journal: Journal | None = None) -> None:
     if own is not None:
         own.close()
     if done.delivered != count or done.error:
-        raise RuntimeError(f"the drain did not bring {count} messages home: {done}")
+        raise RuntimeError(f"the drain did not deliver {count} messages: {done}")
 
 
 # --- the SDK -------------------------------------------------------------------------------------------------------
 
 
 def with_sdk(ground: Ground, count: int) -> float:
-    """Receive a batch, restore what the SDK's objects can hold, send it as a batch, complete each message.
+    """Receive batches, restore messages as far as the SDK's objects allow, send and complete them.
 
-    The seconds until the last was completed: the SDK takes another second for closing its clients.
+    Return the seconds until the last completion, because the SDK takes another second to close its clients.
     """
     begun = time.perf_counter()
     with (
@@ -97,7 +99,7 @@ def with_sdk(ground: Ground, count: int) -> float:
         while moved < count:
             received = receiver.receive_messages(max_message_count=SDK_BATCH, max_wait_time=10)
             if not received:
-                raise RuntimeError(f"the SDK brought {moved} of {count} messages home, then nothing came")
+                raise RuntimeError(f"the SDK delivered {moved} of {count} messages, then received no more")
             sender.send_messages([_restored(message) for message in received])
             for message in received:
                 receiver.complete_message(message)
@@ -106,7 +108,7 @@ def with_sdk(ground: Ground, count: int) -> float:
 
 
 def _restored(message: ServiceBusReceivedMessage) -> ServiceBusMessage:
-    """As good as it can be done with what the SDK has decoded."""
+    """Restore a message as far as the SDK's decoded objects allow."""
     properties: dict[str, Any] = {_text(key): value for key, value in (message.application_properties or {}).items()}
     if _text(properties[PATH]) != DESTINATION:
         raise RuntimeError(f"a message for {properties[PATH]}")
@@ -135,9 +137,9 @@ def _text(value: Any) -> str:
 
 
 def bare(ground: Ground, count: int) -> None:
-    """Pass the sender's sections on as they are, complete what was accepted: no restore, journal or bookkeeping.
+    """Forward the sender's sections unchanged and complete accepted messages, without restore, journal or bookkeeping.
 
-    What a broker writes before the properties is cut off: the other would take twice as long for a message with it.
+    The sections that the broker wrote before the properties are removed: they would double the receiving broker's work.
     """
     asyncio.run(_bare(ground, count))
 
@@ -161,7 +163,7 @@ async def _bare(ground: Ground, count: int) -> None:
 
 
 class _PassThrough:
-    """What is received is sent, what is accepted is completed; a window of messages at a time."""
+    """A forwarder that sends each received message and completes each accepted one, with a window in flight."""
 
     sender: Sender
     receiver: Receiver

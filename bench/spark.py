@@ -1,13 +1,12 @@
-"""The syphon on Spark: how much of the bare drain's pace is left of it, and what memory a worker needs.
+"""The syphon on Spark: its rate relative to the bare drain, and the memory of a worker.
 
     python -m bench.spark [--quick] [--only P4,P5] [--rounds N] [--messages N]
 
 P4: the job of `jobs/drain.py` on two cores, from the query's start to the ledger's last commit, ÷ two processes that
-drain half of the queues each, on the same cores. The JVM's start is told apart, and loading and compiling what a query
-needs belongs to it: the job is measured in a JVM that has drained a few messages before, as in the other figures
-everybody is warm. What the first query of a JVM takes, as in a job that is started for one drain, is told besides.
-P5: the peak memory of a worker with a deep backlog ÷ a shallow one.
-What is measured runs in processes of its own (`bench.workers`); the brokers share the machine with them.
+drain half of the queues each, on the same cores. The job runs in a JVM that has drained a few messages before, so that
+loading and compiling classes do not count. The JVM's start, and the first query of a new JVM, are reported separately.
+P5: the peak memory of a worker with a deep backlog ÷ with a shallow one.
+The workers are processes of their own (`bench.workers`); the brokers share the machine with them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from bench.ground import Ground, Run, by_turns, cpu_ratio, limit, ratios, settin
 from bench.workers import Worker, tree_cpu
 
 PROCESSES = 2
-#: So many messages are drained before, where a JVM is to be warm.
+#: Messages that are drained first, to warm up a JVM.
 _REHEARSAL = 1_000
 
 
@@ -34,7 +33,7 @@ _REHEARSAL = 1_000
 
 
 def on_spark(queues: int, count: int, rounds: int) -> Figure:
-    """Both sides by turns, each with a new JVM or new processes, and a new ledger."""
+    """Run both sides in alternation, each with a new JVM or new processes, and a new ledger."""
     starts: list[float] = []
     with Ground(queues=queues) as ground:
 
@@ -93,7 +92,7 @@ def _expect(ground: Ground, count: int) -> None:
 
 
 def _together(ground: Ground, workers: list[Worker], count: int) -> Run:
-    """Let all of them work at once; the time is that of the slowest."""
+    """Start all workers at once; the time is that of the slowest."""
     brokers, cpu = ground.broker_cpu(), sum(tree_cpu(worker.pid) for worker in workers)
     for worker in workers:
         worker.go()
@@ -111,7 +110,7 @@ def _together(ground: Ground, workers: list[Worker], count: int) -> Run:
 
 
 def memory(shallow: int, deep: int, rounds: int) -> Figure:
-    """The peak of a process that does what a task of Spark's does, with one queue, once shallow and once deep."""
+    """Measure the peak memory of one task of the job, with a shallow and with a deep queue."""
     with Ground(store=True, sink=True) as ground:
         little = [_peak(ground, shallow) for _ in range(rounds)]
         much = _peak(ground, deep)
@@ -129,7 +128,7 @@ def memory(shallow: int, deep: int, rounds: int) -> Figure:
 
 
 def _peak(ground: Ground, count: int) -> tuple[int, int]:
-    """Kilobytes before the first message and at the most."""
+    """Return the kilobytes before the first message, and at the peak."""
     ground.park(count)
     with tempfile.TemporaryDirectory(dir=ground.folder) as folder:
         mapping = settings(ground.primary, ground.secondary, 1, Path(folder))

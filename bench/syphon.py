@@ -1,10 +1,10 @@
-"""How fast the drain of a backlog queue is, and what it costs: against the SDK, bare Proton, a long way, no journal.
+"""The drain of one backlog queue, compared with the SDK, with bare Proton, over a distance and without a journal.
 
     python -m bench.syphon [--quick] [--only P1,P8] [--rounds N] [--messages N]
 
-P1 drain ÷ SDK, P2 drain ÷ bare Proton, P3 50 ms away ÷ next door, P7 operations of an idle syphon, P8 journal ÷ none.
-The two brokers are processes of their own; the drain, or what it is compared with, is this process. On a machine with
-few cores the brokers may be what is slow: believe the CPU figures then.
+P1 drain ÷ SDK, P2 drain ÷ bare Proton, P3 at 50 ms ÷ at 0 ms, P7 operations when idle, P8 with journal ÷ without.
+The two brokers are processes of their own; the side being measured is this process. On a machine with few cores, the
+brokers may be the limit: rely on the CPU figures then.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from pairbus.spark.source import BacklogReader
 from pairbus.syphon.journal.journal import open_journal
 from pairbus.syphon.service import Service
 
-#: Each direction takes half of the round trip of 50 ms.
+#: Seconds: half of the round trip of 50 ms.
 ONE_WAY = 0.025
-#: At a long way windows grow for about a second: what comes before this share of the messages is the start.
+#: Over a distance, windows grow for about a second; this share of the messages counts as the start.
 STARTING = 0.25
 
 
 def compare(
     key: str, what: str, goal: float, names: tuple[str, str], sides: tuple[Callable[[], Run], ...], rounds: int
 ) -> Figure:
-    """Both sides by turns; the first of them is ours."""
+    """Run both sides in alternation and return their figure; the first side is ours."""
     ours, theirs = by_turns(sides, rounds)
     told = {name: side(runs) for name, runs in zip(names, (ours, theirs), strict=True)}
     return Figure(
@@ -91,7 +91,7 @@ def journal_or_none(ground: Ground, count: int, rounds: int) -> Figure:
 
 
 def far_away(ground: Ground, count: int, rounds: int) -> Figure:
-    """The whole drain; the pace once the windows have grown, and how long it took until then, are told besides."""
+    """Compare whole drains over a distance; the note has the start and the rate after it."""
     starts: dict[bool, list[float]] = {True: [], False: []}
     paces: dict[bool, list[float]] = {True: [], False: []}
 
@@ -115,7 +115,7 @@ def far_away(ground: Ground, count: int, rounds: int) -> Figure:
     found = compare("P3", what, 0.9, ("50 ms", "0 ms"), (moved(True), moved(False)), rounds)
     far, near = (statistics.median(starts[each]) for each in (True, False))
     flowing = statistics.median(one / other for one, other in zip(paces[True], paces[False], strict=True))
-    said = f"behind the first {STARTING:.0%}, which took {far:.2f} s against {near:.2f} s, {flowing:.2f}; {found.note}"
+    said = f"after the first {STARTING:.0%}, which took {far:.2f} s against {near:.2f} s, {flowing:.2f}; {found.note}"
     more = {"start_seconds": {"50 ms": far, "0 ms": near}, "ratio_once_it_flows": flowing}
     return replace(found, note=said, more=more)
 
@@ -137,7 +137,7 @@ def _distance(ground: Ground, far: bool) -> Iterator[None]:
 
 
 def idle(queue_counts: tuple[int, ...] = (1, 10, 100)) -> Figure:
-    """Management requests of an hour in which nothing is parked: of the streaming source, and of the service."""
+    """Count the management requests of an idle hour, of the streaming source and of the service."""
     runs, more = [], {}
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -166,7 +166,7 @@ def idle(queue_counts: tuple[int, ...] = (1, 10, 100)) -> Figure:
 
 
 def _source_hour(config: SyphonConfig) -> int:
-    """The streaming source as Spark calls it, once a second, with a clock that goes a second further each time."""
+    """Count the requests of the streaming source, called once per simulated second as Spark does."""
     now = time.time()
     reader = BacklogReader(config, clock=lambda: now)
     reader.initialOffset()
@@ -179,7 +179,7 @@ def _source_hour(config: SyphonConfig) -> int:
 
 
 def _service_hour(config: SyphonConfig) -> int:
-    """The service over as many pauses as an hour has, which are made short."""
+    """Count the requests of the service over as many pauses as an hour has, shortened."""
     pauses = int(3600 / config.idle_poll_interval)
     enough = threading.Event()
     asked: list[int] = []
@@ -201,13 +201,13 @@ def _service_hour(config: SyphonConfig) -> int:
     with _counted() as requests:
         service.forever()
     if not enough.is_set():
-        raise RuntimeError("the service ended by itself")
+        raise RuntimeError("the service stopped before the last pause")
     return len(requests)
 
 
 @contextmanager
 def _counted() -> Iterator[list[str]]:
-    """Every HTTP request that leaves this process."""
+    """Collect every HTTP request that leaves this process."""
     found: list[str] = []
     put = http.client.HTTPConnection.putrequest
 
@@ -223,8 +223,8 @@ def main() -> None:
     options = parser(__doc__).parse_args()
     logging.getLogger("azure").setLevel(logging.CRITICAL)
     rounds = options.rounds or (1 if options.quick else 5)
-    # The SDK takes its time; the others need enough messages that the start does not count. From far away that is a
-    # second, so there it takes as many as a task moves in half of its budget.
+    # The SDK is slow, so it gets few. The others need enough that the start does not count: over a distance it takes a
+    # second, so they get as many there as a task moves in half of its budget.
     few, count, many = (1_000, 2_000, 20_000) if options.quick else (20_000, 60_000, 600_000)
     if options.messages:
         few = count = many = options.messages
@@ -238,7 +238,7 @@ def main() -> None:
     figures = []
     if set(wanted) & set(measures):
         with Ground() as ground:
-            ground.turn(max(count // 10, 1), lambda: drain(ground, max(count // 10, 1)))  # everybody is warm now
+            ground.turn(max(count // 10, 1), lambda: drain(ground, max(count // 10, 1)))  # a warm-up
             for key in wanted:
                 if key in measures:
                     figures.append(measures[key](ground))

@@ -1,8 +1,8 @@
-"""What `bench.spark` measures, each in a process of its own: a Spark job, a bare drain, one task of the job.
+"""The processes that `bench.spark` measures: a Spark job, a bare drain, one task of the job.
 
     python -m bench.workers job|warm-job|drain|task CONFIG.json
 
-A worker gets ready, says so (a line of JSON), waits for a line on its standard input, works, and says what it came to.
+A worker prints a line of JSON when it is ready, waits for a line on standard input, works, and prints its result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CORES = 2
 
 
 class Worker:
-    """A worker process, from the outside."""
+    """A handle of a worker process."""
 
     def __init__(self, kind: str, config: Mapping[str, Any], folder: Path) -> None:
         file = folder / f"{kind}-{time.monotonic_ns()}.json"
@@ -55,13 +55,13 @@ class Worker:
         return self._process.pid
 
     def hear(self) -> dict[str, Any]:
-        """The next thing that it says."""
+        """Return the worker's next line of JSON."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith("{"):  # Spark, too, has something to say
+            if line.startswith("{"):  # Spark prints lines of its own
                 said: dict[str, Any] = json.loads(line)
                 return said
-        raise RuntimeError(f"a worker ended with {self._process.wait()} and said nothing")
+        raise RuntimeError(f"a worker ended with {self._process.wait()} and printed no result")
 
     def go(self) -> None:
         assert self._process.stdin is not None
@@ -70,12 +70,12 @@ class Worker:
 
 
 def tree_cpu(pid: int) -> float:
-    """CPU seconds of a process and all that it has started, those that have ended and were waited for included."""
+    """Return the CPU seconds of a process and its descendants, including those that have ended."""
     parents: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has ended meanwhile
+        except OSError:  # it has ended in the meantime
             continue
         parents.setdefault(parent, []).append(int(stat.parent.name))
     total, family = 0.0, [pid]
@@ -89,18 +89,17 @@ def tree_cpu(pid: int) -> float:
     return total
 
 
-# --- on the inside -------------------------------------------------------------------------------------------------
+# --- inside the worker ---------------------------------------------------------------------------------------------
 
 
 def ready(**facts: Any) -> None:
-    """Say that the work can begin, and wait until it is to."""
+    """Report that this worker is ready, and wait for the start."""
     print(json.dumps(facts), flush=True)
     sys.stdin.readline()
 
 
 def run_job(config: SyphonConfig, rehearse: bool = False) -> dict[str, Any]:
-    """What `jobs/drain.py --once` does on two cores. If it rehearses, what is in the backlog is drained
-    before, and told to another ledger."""
+    """Run `jobs/drain.py --once` on two cores; with `rehearse`, drain the backlog into another ledger first."""
     from jobs.drain import run
     from pairbus.spark import spark_session, syphon
 
@@ -123,7 +122,7 @@ def run_job(config: SyphonConfig, rehearse: bool = False) -> dict[str, Any]:
 
 
 def run_drain(config: SyphonConfig) -> dict[str, Any]:
-    """What `pairbus drain` does."""
+    """Run `pairbus drain`."""
     from pairbus.syphon.drain.relaxed_gc import seldom_collected
     from pairbus.syphon.service import service_for
 
@@ -136,7 +135,7 @@ def run_drain(config: SyphonConfig) -> dict[str, Any]:
 
 
 def run_task(config: SyphonConfig) -> dict[str, Any]:
-    """What a task of the Spark job does with one queue, by the very function that Spark's worker calls."""
+    """Run one task of the Spark job, by the function that Spark's worker calls."""
     from pairbus.spark.drain_task import DrainTask
     from pairbus.spark.signals import StopMark
 
@@ -156,7 +155,7 @@ _KINDS: dict[str, Callable[[SyphonConfig], dict[str, Any]]] = {
 
 
 def peak_kilobytes() -> int:
-    """The most memory that this process has had."""
+    """Return the peak memory of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
 
@@ -165,7 +164,7 @@ def main() -> None:
     kind, file = sys.argv[1:]
     config = SyphonConfig.from_mapping(json.loads(Path(file).read_text(encoding="utf-8")))
     print(json.dumps(_KINDS[kind](config)), flush=True)
-    sys.stdin.readline()  # whoever measures looks at this process before it ends
+    sys.stdin.readline()  # the parent reads this process's CPU time before it ends
 
 
 if __name__ == "__main__":

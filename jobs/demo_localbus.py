@@ -1,6 +1,6 @@
-"""`make demo-localbus`: localbus in half a minute: the SDK sends and receives, a kill -9, nothing is lost.
+"""`make demo-localbus`: localbus in half a minute, including a kill -9 that loses no message.
 
-Everything here is azure-servicebus as it comes from PyPI, over a real socket, to a server process on this machine.
+All clients here are azure-servicebus from PyPI, connected over a real socket to a server process on this machine.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def main() -> int:
     argparse.ArgumentParser(prog="make demo-localbus", description="Show localbus with the Azure SDK.").parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pairbus-demo-")))
-        print("Starting localbus, with its messages in a SQLite file ...", flush=True)
+        print("Starting localbus with a SQLite file as its store ...", flush=True)
         bus = stack.enter_context(LocalBus(name="contoso", store=folder / "contoso.db"))
-        print(f"It listens on {bus.host}:{bus.port}. The Azure SDK does the rest:\n", flush=True)
+        print(f"It listens on {bus.host}:{bus.port}. The Azure SDK connects to it:\n", flush=True)
         admin = stack.enter_context(
             ServiceBusAdministrationClient.from_connection_string(bus.connection_string, connection_verify=bus.ca_file)
         )
@@ -44,8 +44,8 @@ def main() -> int:
         for step in steps:
             began = time.perf_counter()
             rows.append((*step(bus, admin), f"{time.perf_counter() - began:.1f} s"))
-        print(table(("what", "sent", "what came back", "took"), rows))
-    print("\nDone: localbus has stopped and its files are gone. Your own code: see README.md.")
+        print(table(("feature", "sent", "result", "time"), rows))
+    print("\nDone: localbus has stopped and its files are removed. For your own code, see README.md.")
     return 0
 
 
@@ -161,9 +161,9 @@ def restart(bus: LocalBus, admin: ServiceBusAdministrationClient) -> Row:
 
 
 def expect(right: bool, found: object) -> None:
-    """A demo that shows something else than it says is a failure."""
+    """Exit with a message unless a step had the expected result."""
     if not right:
-        raise SystemExit(f"make demo-localbus: this was not expected: {found!r}")
+        raise SystemExit(f"make demo-localbus: unexpected result: {found!r}")
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
@@ -179,4 +179,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.exit("make demo-localbus: interrupted; localbus has stopped and its files are gone")
+        sys.exit("make demo-localbus: interrupted; localbus has stopped and its files are removed")

@@ -1,8 +1,9 @@
-"""What no test may leave behind for another, and which tests run beside each other."""
+"""Settings and clean-up that every test shares, and the order in which files run beside each other."""
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -12,25 +13,27 @@ from _pytest import runner
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
-#: Whose levels our commands set when they run in a process of their own.
-_TALKATIVE = ("azure", "py4j", "pairbus")
-#: What takes longest: it is begun first, or all others would wait for it at the end.
+#: Loggers whose levels the `pairbus` commands set.
+_LOGGERS = ("azure", "py4j", "pairbus")
+#: The longest files: they start first, or the run would wait for them at its end.
 _FIRST = ("tests/spark/", "tests/integration/jobs/test_demo.py", "tests/integration/sending/test_outages.py")
-#: Has a JVM of its own.
-_APART = "tests/spark/test_testing_guide.py"
+#: A file that starts a JVM of its own.
+_OWN_JVM = "tests/spark/test_testing_guide.py"
 
 
-# A machine that stalls for a moment is no find; what CI's own profile says besides stays.
-settings.register_profile("pairbus", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("pairbus")
+# The same inputs in every run and for everyone: random ones belong to `make fuzz`, and each find becomes an example.
+# A machine that stalls for a moment is no find either.
+settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("random", settings.get_profile("repeatable"), derandomize=False, print_blob=True)
+settings.load_profile(os.environ.get("PAIRBUS_HYPOTHESIS", "repeatable"))
 
 
 def pytest_configure() -> None:
-    """Pytest says in the environment which test runs, and takes that out after each one: in the midst of a loop over
-    `os.environ` on another thread, as `requests` has one to look for proxies, that is a KeyError. Nobody reads it."""
+    """Keep pytest from changing `os.environ`, and restore the signals that a background shell ignores."""
+    # PYTEST_CURRENT_TEST comes and goes while `requests` iterates over os.environ on another thread: a KeyError there.
     assert callable(runner._update_current_test_var)
     runner._update_current_test_var = lambda item, when: None
-    # A shell in the background ignores Ctrl-C, and nohup hangups: what the tests start and stop would inherit that.
+    # A background shell ignores SIGINT, and nohup SIGHUP; the processes that tests start would inherit that.
     for each, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(each) is signal.SIG_IGN:
             signal.signal(each, usual)
@@ -41,11 +44,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class _OneSession(LoadFileScheduling):  # type: ignore[misc]  # it has no types
-    """A file is one worker's, and so are all that share a SparkSession: its start costs more than most of its tests."""
+    """A scheduler that gives one worker a whole file, and all files that share the SparkSession."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return "spark" if file.startswith("tests/spark/") and file != _APART else file
+        return "spark" if file.startswith("tests/spark/") and file != _OWN_JVM else file
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -55,8 +58,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def levels_of_logging() -> Iterator[None]:
-    """A command that a test runs in this process quietens others' loggers: the next test may want to hear them."""
-    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    """Restore the levels of loggers that a command under test has changed in this process."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     yield
     for logger, level in zip(loggers, levels, strict=True):

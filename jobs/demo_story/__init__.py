@@ -1,1 +1,1 @@
-"""The parts of `make demo`: goods and who sends them, consumers, the two Spark processes, and the reckoning."""
+"""The parts of `make demo`: goods, their senders and consumers, the two Spark processes, and the final checks."""

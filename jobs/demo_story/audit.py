@@ -1,4 +1,4 @@
-"""Reads the ledger with Spark, in a process of its own: `python audit.py LEDGER ANSWER`, where ANSWER becomes JSON."""
+"""A program that reads the ledger with Spark: `python audit.py LEDGER ANSWER` writes the JSON file ANSWER."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main() -> None:
     folder, answer = sys.argv[1:]
     spark = spark_session("pairbus-demo", **_SMALL)
     ledger = Ledger(spark, folder)
-    # The job has said that the backlog is empty: nothing is left out.
+    # The job has reported an empty backlog, so `verify` need not look there.
     found = verify(spark, folder)
     rows = ledger.outcomes().select("message_id", "destination", "outcome").collect()
     total = ledger.batches().agg(F.sum("operations").alias("operations")).first()

@@ -1,4 +1,4 @@
-"""The consumers: the Azure SDK's own receivers, which know nothing of pairbus; and what lies in the backlog."""
+"""The consumers, on the plain Azure SDK, and the contents of the backlog."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _AT_A_TIME = 12
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where messages are received from: a queue, one session of it, or a subscription of a topic."""
+    """A source of messages: a queue, one session of a queue, or a subscription of a topic."""
 
     entity: str
     subscription: str | None = None
@@ -35,7 +35,7 @@ class Place:
         return f"{self.entity}{subscription}" + (f" {self.session}" if self.session else "")
 
     def open(self, client: ServiceBusClient) -> Any:
-        """A receiver that deletes as it receives."""
+        """Return a receiver that deletes messages as it receives them."""
         options: dict[str, Any] = {"receive_mode": ServiceBusReceiveMode.RECEIVE_AND_DELETE}
         options |= {"session_id": self.session} if self.session else {}
         if self.subscription:
@@ -43,7 +43,7 @@ class Place:
         return client.get_queue_receiver(self.entity, **options)
 
     def depth(self, admin: ServiceBusAdministrationClient) -> int:
-        """How many messages are left; of a session, in all sessions of its queue."""
+        """Return the number of messages left; for a session, that of its whole queue."""
         if self.subscription:
             found: Any = admin.get_subscription_runtime_properties(self.entity, self.subscription)
         else:
@@ -53,7 +53,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """One message as a consumer got it."""
+    """A message as a consumer received it."""
 
     message_id: str
     enqueued_at: datetime
@@ -62,7 +62,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """One message as it lies in a backlog queue, or in that queue's dead-letter queue."""
+    """A message in a backlog queue, or in the dead-letter queue of one."""
 
     message_id: str
     queue: str
@@ -80,19 +80,19 @@ def administration(bus: LocalBus) -> Iterator[ServiceBusAdministrationClient]:
 
 
 class Consumers:
-    """Receive everything there is, and keep it apart by where it came from."""
+    """Receivers of all messages, which they collect by place."""
 
     def __init__(self, bus: LocalBus) -> None:
         self._bus = bus
         self._stop = threading.Event()
-        #: Place, as text → its messages in the order in which they came.
+        #: Place, as text → its messages in the order of arrival.
         self.arrived: dict[str, list[Arrived]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, list(self.arrived.values())))
 
     def receive(self, places: Iterable[Place], watch: Callable[[], None] = lambda: None) -> None:
-        """Take all messages out of these places, until the broker says that none is left."""
+        """Receive from these places until the broker reports them empty."""
         left = list(places)
         while left:
             with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="consumer") as threads:
@@ -115,12 +115,12 @@ class Consumers:
             def some() -> list[Any]:
                 return list(receiver.receive_messages(_AT_ONCE, max_wait_time=1))
 
-            # Twice nothing: on a machine that stalls the SDK says so once too early, and what it asked for is deleted.
+            # Ask twice: on a machine that stalls, the SDK may return no messages too early.
             while not self._stop.is_set() and (messages := some() or some()):
                 found += [Arrived(str(m.message_id), m.enqueued_time_utc, digest(m.wire)) for m in messages]
 
     def steal(self, place: Place, count: int) -> None:
-        """Take messages away and tell nobody."""
+        """Remove messages, for a loss that the checks must find."""
         with _client(self._bus) as client, place.open(client) as receiver:
             taken = 0
             while taken < count:
@@ -128,10 +128,10 @@ class Consumers:
 
 
 def _showing_bytes(receiver: Any) -> Any:
-    """Let a receiver keep the bytes of each message in its attribute `wire`: the SDK decodes and drops them.
+    """Patch a receiver so that each message has its encoded bytes in the attribute `wire`; the SDK discards them.
 
-    Every five seconds a thread of the SDK reads from the connection beside the one that receives. When both do so at
-    once a message may be told with the frame of the one after it, so here that thread is not started.
+    Every five seconds, a thread of the SDK reads from the connection beside the receiving thread. If both read at once,
+    a message may be paired with the frame of the next one, so that thread is not started here.
     """
     build, create = receiver._build_received_message, receiver._create_handler
 
@@ -149,7 +149,7 @@ def _showing_bytes(receiver: Any) -> Any:
 
 
 def in_backlog(secondary: LocalBus, paths: Iterable[str], watch: Callable[[int], None]) -> list[Parked]:
-    """Look at everything that is parked, and take nothing."""
+    """Peek at all parked messages."""
     found: list[Parked] = []
     with _client(secondary) as client:
         for path in paths:
@@ -163,7 +163,7 @@ def in_backlog(secondary: LocalBus, paths: Iterable[str], watch: Callable[[int],
 
 
 def dead_letters(secondary: LocalBus, paths: Iterable[str]) -> list[Parked]:
-    """Look at what was dead-lettered in the backlog queues, and why."""
+    """Peek at the dead letters of the backlog queues, with their reasons."""
     found: list[Parked] = []
     with _client(secondary) as client:
         for path in paths:
@@ -178,7 +178,7 @@ def dead_letters(secondary: LocalBus, paths: Iterable[str]) -> list[Parked]:
 
 
 def picture(parked: Iterable[Parked], paths: Iterable[str], width: int = 36) -> list[str]:
-    """Which backlog queue holds what, a letter for each destination: each sender picked one at random."""
+    """Draw the contents of each backlog queue as a bar of letters, one letter per destination."""
     held: dict[str, Counter[str]] = {path: Counter() for path in paths}
     for each in parked:
         held[each.queue][each.destination] += 1
@@ -192,7 +192,7 @@ def picture(parked: Iterable[Parked], paths: Iterable[str], width: int = 36) -> 
 
 
 def _destination(message: Any) -> str:
-    # The SDK decodes names and texts of received properties as bytes.
+    # The SDK returns names and texts of received properties as bytes.
     path = (message.application_properties or {})[b"x-ms-path"]
     return path.decode() if isinstance(path, bytes) else str(path)
 

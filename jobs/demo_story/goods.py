@@ -1,4 +1,4 @@
-"""What is traded: destinations with their rules, and messages of many forms, each with a note of what was sent."""
+"""The goods: destinations with their rules, and messages of many forms, each with a record of what was sent."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from pairbus.sending.sdk.encoding import encoded
 
 from .wire import digest
 
-#: Destination → how many of a hundred messages go there.
+#: Destination → its share of the messages, in percent.
 SHARES = {"orders": 35, "invoices": 20, "carts": 20, "prices": 20, "faxes": 5}
 SESSIONS, TOPIC, DOOMED = "carts", "prices", "faxes"
-#: Subscription of the topic → its rule. `audit` keeps the rule it is born with: everything.
+#: Subscription of the topic → its rule. `audit` keeps its default rule, which matches everything.
 RULES: dict[str, Any] = {
     "big": SqlRuleFilter("amount > 1000 AND currency IN ('EUR', 'USD')"),
     "gold": CorrelationRuleFilter(label="gold"),
 }
 AUDIT = "audit"
-#: So many sessions has each shop.
+#: Sessions per shop.
 CARTS = 4
 
 _CURRENCIES = ("EUR", "USD", "GBP")
@@ -39,16 +39,16 @@ Message = ServiceBusMessage | AmqpAnnotatedMessage
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One message as it was given to a sender."""
+    """A message as it was given to a sender."""
 
     message_id: str
     destination: str
-    #: The place in its session's order.
+    #: Position in the order of its session.
     number: int
     session_id: str | None
     scheduled: datetime | None
     digest: bytes
-    #: Subscriptions whose rules take it; for the topic only.
+    #: Subscriptions whose rules match it; for the topic only.
     wanted_by: tuple[str, ...] = ()
 
 
@@ -66,13 +66,13 @@ def create_destinations(admin: ServiceBusAdministrationClient) -> None:
 
 
 def parcel(destination: str, shop: int, turn: int, numbers: range) -> tuple[list[Message], list[Sent]]:
-    """The next messages of a shop to a destination; those of one turn share a session."""
+    """Return the next messages of a shop for a destination; those of one turn share a session."""
     made = [_MAKERS[destination](shop, number, turn) for number in numbers]
     return [message for message, _ in made], [sent for _, sent in made]
 
 
 def _order(shop: int, number: int, turn: int) -> tuple[Message, Sent]:
-    """Every third lives for two hours, every seventh is not to be seen before two seconds are over."""
+    """Return an order: every third one has a time to live, every seventh is scheduled two seconds ahead."""
     scheduled = datetime.now(timezone.utc) + _SOON if number % 7 == 0 else None
     properties = {
         "amount": _typed("LONG", 10**12 + number),
@@ -96,7 +96,7 @@ def _order(shop: int, number: int, turn: int) -> tuple[Message, Sent]:
 
 
 def _invoice(shop: int, number: int, turn: int) -> tuple[Message, Sent]:
-    """In turns: bytes in two sections, a value with structure, a sequence."""
+    """Return an invoice whose body is, in turn, two data sections, a map, or a sequence."""
     properties = {"total": number * 1.25, "flags": _typed("UBYTE", number % 256), "note": "grüße ☂"}
     header, known = (
         AmqpMessageHeader(time_to_live=7_200_000),
@@ -151,7 +151,7 @@ _MAKERS: dict[str, Callable[[int, int, int], tuple[Message, Sent]]] = {
 
 
 def _typed(kind: str, value: int) -> Any:
-    """An AMQP type that Python's own types do not tell."""
+    """Return a value with an AMQP type that Python's types cannot express."""
     return {"TYPE": kind, "VALUE": value}
 
 
@@ -168,5 +168,6 @@ def _sent(
     scheduled: datetime | None = None,
     wanted: Sequence[str] = (),
 ) -> Sent:
-    known = message.properties.message_id if isinstance(message, AmqpAnnotatedMessage) else message.message_id  # type: ignore[union-attr]
+    holder = message.properties if isinstance(message, AmqpAnnotatedMessage) else message
+    known = holder.message_id  # type: ignore[union-attr]
     return Sent(str(known), destination, number, session, scheduled, digest(encoded(message)), tuple(wanted))

@@ -1,6 +1,6 @@
-"""The two Spark processes: the job that drains, started as anybody would start it, and the one that reads the ledger.
+"""The two Spark processes: the drain, started with the usual command, and the reader of the ledger.
 
-Each has a session of its own: a Ctrl-C in the terminal is for the demo, which ends them in order.
+Each has a process session of its own, so a Ctrl-C in the terminal reaches only the demo, which stops them in order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyspark
 from pairbus.localbus import LocalBus
 from pairbus.spark.session import DELTA, SHIPPED_WITH_SPARK, delta_jars
 
-#: For a JVM that lives for half a minute the thorough compiler is not worth its time.
+#: A JVM that runs for half a minute does not benefit from the optimising compiler.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 ROOT = Path(__file__).resolve().parent.parent.parent
 P = TypeVar("P", bound="Process")
@@ -34,7 +34,7 @@ _GOODBYE_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Drain:
-    """How the backlog is drained: a configuration without secrets, and the environment that has them."""
+    """The drain: its configuration without secrets, and the environment that holds them."""
 
     folder: Path
     primary: LocalBus
@@ -46,11 +46,11 @@ class Drain:
         return self.folder / "ledger"
 
     def write_config(self) -> Path:
-        """The configuration file, with references where secrets would be."""
+        """Write the configuration file, with references in place of secrets."""
         file = self.folder / "pairbus.toml"
         file.write_text(
             f"""\
-# Written by make demo. Secrets are not in here: the environment of the job has them.
+# Written by make demo. The secrets are in the environment of the job.
 [primary]
 connection = "env:PAIRBUS_PRIMARY"
 name = "{self.primary.name}"
@@ -72,7 +72,7 @@ checkpoint = {json.dumps(str(self.folder / "checkpoint"))}
         return file
 
     def command(self) -> list[str]:
-        """spark-submit from the pip package, on two cores."""
+        """Return the command: spark-submit of the pip package, on two cores."""
         if jars := delta_jars():
             delta = ["--jars", ",".join(map(str, jars))]
         else:
@@ -90,13 +90,13 @@ checkpoint = {json.dumps(str(self.folder / "checkpoint"))}
         ]
 
     def told(self) -> str:
-        """The command in short."""
+        """Return a short form of the command, for printing."""
         jars = "--jars …" if delta_jars() else f"--packages {DELTA}"
         file = shlex.quote(_from_here(self.folder / "pairbus.toml"))
         return f"spark-submit --master 'local[2]' {jars} jobs/drain.py --config {file} --once"
 
     def run(self, watch: Callable[[], None]) -> None:
-        """Drain; raises SystemExit if the job did not end well."""
+        """Run the drain. Raises SystemExit if the job fails."""
         environment = {
             "PAIRBUS_PRIMARY": self.primary.connection_string,
             "PAIRBUS_SECONDARY": self.secondary.connection_string,
@@ -107,7 +107,7 @@ checkpoint = {json.dumps(str(self.folder / "checkpoint"))}
 
 
 class Process:
-    """A process whose output goes to a file; leaving the `with` block ends it, and all that it has started."""
+    """A process with its output in a file. Leaving the `with` block ends it and its children."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: dict[str, str]) -> None:
         self._name, self._command, self._log = name, command, log
@@ -128,7 +128,7 @@ class Process:
         return self
 
     def wait(self, watch: Callable[[], None]) -> None:
-        """Until it has ended well; `watch` is called all the while."""
+        """Wait for a successful end and call `watch` in the meantime."""
         assert self._process is not None
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while (code := self._process.poll()) is None:
@@ -150,16 +150,16 @@ class Process:
         assert process is not None
         if process.poll() is None:
             process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it has had its time then
+            with contextlib.suppress(subprocess.TimeoutExpired):  # killed below
                 process.wait(_GOODBYE_SECONDS)
-        # It leads a group: whatever is left of that is ours, too.
+        # The process leads a group: end all that is left of it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
 class Audit(Process):
-    """`audit.py`, which reads the ledger."""
+    """The process of `audit.py`, which reads the ledger."""
 
     def __init__(self, folder: Path) -> None:
         self._answer = folder / "audit.json"
@@ -167,7 +167,7 @@ class Audit(Process):
         super().__init__("the audit", command, folder / "audit.log", {})
 
     def answer(self, watch: Callable[[], None]) -> dict[str, Any]:
-        """What it has found, once it has ended."""
+        """Wait for the end of the process and return its result."""
         self.wait(watch)
         found: dict[str, Any] = json.loads(self._answer.read_text())
         return found

@@ -1,4 +1,4 @@
-"""The end of the story: everything that was sent against everything that arrived, and what does not add up."""
+"""The final comparison of everything that was sent with everything that arrived."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .goods import AUDIT, DOOMED, RULES, SESSIONS, SHARES, TOPIC, Sent
 from .screen import table
 from .trade import PARCEL, SHOPS
 
-#: How many ids are named where something is wrong with them.
+#: Number of ids to name in an error.
 _NAMED = 5
-#: The broker writes its times in whole milliseconds.
+#: The resolution of the broker's times.
 _MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that must be so."""
+    """A condition that must hold, and its result."""
 
     what: str
     found: str
@@ -37,21 +37,21 @@ class Check:
 
 @dataclass(frozen=True)
 class Reckoning:
-    """All that is known at the end."""
+    """All data at the end of the demo, and the checks on it."""
 
     book: dict[str, Sent]
     status: PairingStatus
-    #: What lay in the backlog before it was drained, and what is in its dead-letter queues since.
+    #: The backlog before the drain, and its dead letters after it.
     parked: list[Parked]
     dead: list[Parked]
-    #: Where it arrived → what, in its order.
+    #: Place → messages in the order of arrival.
     arrived: dict[str, list[Arrived]]
-    #: What the ledger says.
+    #: The contents of the ledger.
     audit: dict[str, Any]
 
     @property
     def arrivals(self) -> dict[str, list[Arrived]]:
-        """Destination → what arrived there; of the topic, what its subscription without a rule has got."""
+        """Destination → messages that arrived; for the topic, those of the subscription that matches everything."""
         found: dict[str, list[Arrived]] = {name: [] for name in SHARES}
         for where, messages in self.arrived.items():
             name, _, subscription = where.partition("/")
@@ -59,7 +59,7 @@ class Reckoning:
                 found[name.partition(" ")[0]] += messages
         return found
 
-    # --- what must be so -----------------------------------------------------------------------------------
+    # --- checks --------------------------------------------------------------------------------------------
 
     def checks(self) -> list[Check]:
         return [
@@ -108,12 +108,12 @@ class Reckoning:
         return Check("rows of the ledger = parked", f"{len(told):,} = {len(parked):,}", tuple(wrong))
 
     def _conserved(self) -> Check:
-        wrong = () if self.audit["ok"] else ("verify found problems, which are in the table above",)
+        wrong = () if self.audit["ok"] else ("verify found problems, see the table above",)
         found = "no sequence number is missing" if self.audit["ok"] else "NOT proven"
         return Check("conservation, by the ledger", found, wrong)
 
     def _repeated(self) -> Check:
-        """A parcel whose answer was lost with the primary is in both namespaces; nothing else may come twice."""
+        """Check repeats: only a parcel whose answer was lost at the kill may be in both namespaces."""
         times = Counter(each.message_id for messages in self.arrivals.values() for each in messages)
         times.update(each.message_id for each in self.dead)
         twice = {name for name, count in times.items() if count > 1}
@@ -129,7 +129,7 @@ class Reckoning:
         )
 
     def _ordered(self) -> Check:
-        """Of each session: what went the direct way is in order, and so is what was parked."""
+        """Check the order within each session, separately for direct and for parked messages."""
         parked = {each.message_id for each in self.parked}
         sessions = {where: messages for where, messages in self.arrived.items() if where.startswith(f"{SESSIONS} ")}
         wrong = []
@@ -187,10 +187,10 @@ class Reckoning:
         yield "\nDead letters, by reason"
         reasons = Counter((each.reason, each.description) for each in self.dead)
         yield table(("messages", "reason", "description"), [(n, *why) for why, n in reasons.most_common()])
-        yield "\nConservation: what the ledger's rows prove, queue by queue"
+        yield "\nConservation, by the rows of the ledger, for each queue"
         yield "\n".join(f"   {line}" for line in self.audit["verification"].splitlines())
         yield "\nBillable operations"
-        yield table(("who", "what", "operations"), self._operations())
+        yield table(("by", "kind", "operations"), self._operations())
 
     def _rows(self) -> list[tuple[object, ...]]:
         rows: list[tuple[object, ...]] = []

@@ -1,4 +1,4 @@
-"""What the demo prints: lines, tables, and progress; a terminal gets one live line, anything else plain lines."""
+"""Output of the demo: lines, tables and progress, with a live line on a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-#: Without a terminal, progress is a line now and then, and the same one again only after a while.
+#: Without a terminal: pause between lines of progress, and before the same line is repeated.
 _PLAIN_SECONDS = 5.0
 _SAME_SECONDS = 20.0
 _FRAME_SECONDS = 0.1
@@ -26,13 +26,13 @@ class Screen:
         self._next = time.monotonic() + (0 if self._is_live else _PLAIN_SECONDS)
 
     def say(self, text: str = "") -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         with self._lock:
             self._wipe()
             print(text, flush=True)
 
     def progress(self, text: str) -> None:
-        """Say how far it is; most of these are never seen."""
+        """Show progress, at a limited rate."""
         with self._lock:
             now = time.monotonic()
             if now < self._next:
@@ -47,7 +47,7 @@ class Screen:
                 self._last, self._again = text, now + _SAME_SECONDS
 
     def done(self) -> None:
-        """Take the live line away, if there is one; a new count begins."""
+        """Remove the live line, if there is one, and restart the rate limit."""
         with self._lock:
             self._wipe()
             self._next = time.monotonic() + (0 if self._is_live else _PLAIN_SECONDS)
@@ -59,7 +59,7 @@ class Screen:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]], indent: str = "   ") -> str:
-    """Rows under a head; numbers stand to the right."""
+    """Return rows under a head, with numbers aligned to the right."""
     told = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in [list(head), *told]) for column in range(len(head))]
     numeric = [all(isinstance(row[column], int) for row in rows) for column in range(len(head))]

@@ -1,4 +1,4 @@
-"""What the chapters of the demo have in common: two namespaces, a screen, and doing things while progress is shown."""
+"""The state that the demo's chapters share, and their actions, which show progress."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOLD = ("failed over", "failed back", "entity unusable", "queue left rotation")
 
 
 class Stage:
-    """The two namespaces and everybody who works with them."""
+    """The two namespaces, their clients and the screen."""
 
     def __init__(self, screen: Screen, primary: LocalBus, secondary: LocalBus, folder: Path) -> None:
         self.screen, self.primary, self.secondary = screen, primary, secondary
@@ -49,7 +49,7 @@ class Stage:
     # --- sending -------------------------------------------------------------------------------------------
 
     def trade(self, market: Market, messages: int, *, kill_at: int | None = None, without: str | None = None) -> None:
-        """Let the shops send; when they have sent `kill_at` messages of these, the primary is killed."""
+        """Let the shops send, and kill the primary after `kill_at` of these messages."""
         began, before, killed = time.monotonic(), len(market.book), False
 
         def watch(sent: int) -> None:
@@ -68,10 +68,8 @@ class Stage:
         self.screen.say(table(("destination", "state", "sent directly", "parked"), sorted(rows)))
 
     def show_backlog(self, paths: list[str]) -> None:
-        """Look at what is parked, and draw it."""
-        self.parked = in_backlog(
-            self.secondary, paths, lambda n: self.screen.progress(f"looking at the backlog: {n:,}")
-        )
+        """Peek at the parked messages and draw the backlog."""
+        self.parked = in_backlog(self.secondary, paths, lambda n: self.screen.progress(f"reading the backlog: {n:,}"))
         self.screen.done()
         self.screen.say(f"   {len(self.parked):,} messages are parked. Each sender picked a backlog queue at random:")
         self.screen.say("\n".join(picture(self.parked, paths)))
@@ -80,15 +78,15 @@ class Stage:
         self._until(lambda: all(each.state == "available" for each in bus.status().entities.values()), "failback")
 
     def give_up(self, queue: str) -> None:
-        """Read a queue to its end and delete it."""
+        """Empty a queue and delete it."""
         self.consumers.receive([Place(queue)])
         with administration(self.primary) as admin:
             admin.delete_queue(queue)
 
-    # --- coming home ---------------------------------------------------------------------------------------
+    # --- delivering the backlog ----------------------------------------------------------------------------
 
     def bring_home(self) -> None:
-        """Run the Spark job, and look at the backlog now and then meanwhile."""
+        """Run the Spark job, and show the depth of the backlog meanwhile."""
         self.drain.write_config()
         self.screen.say(f"   {self.drain.told()}")
         parked = left = len(self.parked)
@@ -99,21 +97,21 @@ class Stage:
             if time.monotonic() >= next_look:
                 left = backlog_depths(namespace(self.secondary), self.primary.name, range(QUEUES)).total
                 next_look = time.monotonic() + 2.0
-            home = f"{parked - left:,} of {parked:,} are home" if left < parked else "Spark is starting"
-            self.screen.progress(home if left else "the backlog is empty; the ledger is folded")
+            home = f"{parked - left:,} of {parked:,} are delivered" if left < parked else "Spark is starting"
+            self.screen.progress(home if left else "the backlog is empty; the journals are folded into the ledger")
 
         self.drain.run(watch)
         self.screen.done()
-        self.screen.say(f"   The job has ended well after {time.monotonic() - began:.0f} s.")
+        self.screen.say(f"   The job succeeded after {time.monotonic() - began:.0f} s.")
 
     def lose(self, count: int) -> None:
-        """Take orders away behind everybody's back: the reckoning must notice."""
+        """Remove orders without a record: the checks must notice."""
         self._until(self._nothing_is_scheduled, "the scheduled messages")
         self.consumers.steal(Place("orders"), count)
-        self.screen.say(f"   (On purpose: {count:,} orders were taken away.)")
+        self.screen.say(f"   (On purpose: {count:,} orders were removed.)")
 
     def receive(self, market: Market, paths: list[str]) -> Reckoning:
-        """Let consumers receive everything, while another Spark process reads the ledger."""
+        """Let consumers receive every message while another Spark process reads the ledger."""
         self._until(self._nothing_is_scheduled, "the scheduled messages")
         sessions = sorted({each.session_id for each in market.book.values() if each.session_id is not None})
         places = [Place(name) for name in SHARES if name not in (SESSIONS, TOPIC, DOOMED)]
@@ -140,12 +138,12 @@ class Stage:
         deadline = time.monotonic() + seconds
         while not there():
             if time.monotonic() > deadline:
-                raise SystemExit(f"make demo: {what} did not come within {seconds:.0f} s")
+                raise SystemExit(f"make demo: {what} did not happen within {seconds:.0f} s")
             self.screen.progress(f"waiting for {what}")
             time.sleep(0.05)
         self.screen.done()
 
 
 def namespace(bus: LocalBus) -> Namespace:
-    # An address says no namespace name: it is given. In Azure the host's first label is it.
+    # 127.0.0.1 does not contain the namespace's name. In Azure, it is the first label of the host.
     return Namespace.from_connection_string(bus.connection_string, name=bus.name, ca_file=bus.ca_file)

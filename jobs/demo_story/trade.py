@@ -1,4 +1,4 @@
-"""The producers: shops that send parcels of messages, each on a thread of its own with senders of its own."""
+"""The producers: shops that send parcels of messages, each with a thread and senders of its own."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pairbus import PairedNamespace
 from .goods import SHARES, TOPIC, Sent, parcel
 
 SHOPS = 6
-#: Messages that are sent in one call.
+#: Messages per call of `send_messages`.
 PARCEL = 20
 
 
 class Market:
-    """All shops, and the book of what they have sent: a message is in it once its send has returned."""
+    """All shops, and a book of their messages. A message enters the book when its send has returned."""
 
     def __init__(self, bus: PairedNamespace) -> None:
         self.bus = bus
@@ -28,15 +28,15 @@ class Market:
         self._stop = threading.Event()
 
     def trade(self, messages: int, watch: Callable[[int], None], without: str | None = None) -> None:
-        """Let the shops send so many messages; `watch` is told all the while how many were sent.
+        """Let the shops send this many messages, and call `watch` with the number sent so far.
 
-        Raises what a sender raised: none should.
+        Raises the error of a sender; the demo expects none.
         """
         before = len(self.book)
         shares = {name: share for name, share in SHARES.items() if name != without}
         whole = sum(shares.values())
         plan = {name: max(1, messages * share // whole // SHOPS) for name, share in shares.items()}
-        # What whole numbers have left over goes to the first of them.
+        # The remainder of the division goes to the first destination.
         plan["orders"] += max(0, -(-messages // SHOPS) - sum(plan.values()))
         watching = threading.Lock()
 
@@ -45,7 +45,7 @@ class Market:
                 watch(len(self.book) - before)
 
         with ThreadPoolExecutor(SHOPS, thread_name_prefix="shop") as threads:
-            # Who has just sent looks too: on a busy machine this thread may come too late for what is to happen then.
+            # Shops call it too, because on a busy machine this thread may be too late for the kill.
             trades = [threads.submit(shop.trade, plan, self._stop.is_set, look) for shop in self._shops]
             try:
                 while not all(each.done() for each in trades):
@@ -59,12 +59,12 @@ class Market:
         look()
 
     def close(self) -> None:
-        """No more is sent: keep what the pairing knows of it."""
+        """End the sending, and keep the status of the pairing."""
         self.status = self.bus.status()
 
 
 class _Shop:
-    """One producer."""
+    """A producer."""
 
     def __init__(self, bus: PairedNamespace, number: int, book: dict[str, Sent]) -> None:
         self._number = number
@@ -77,7 +77,7 @@ class _Shop:
 
     def trade(self, plan: dict[str, int], is_over: Callable[[], bool], look: Callable[[], None]) -> None:
         left = dict(plan)
-        # Each begins with another destination, as shops do.
+        # Each shop begins with another destination.
         names = sorted(left, key=list(SHARES).index)
         names = names[self._number % len(names) :] + names[: self._number % len(names)]
         for name in itertools.cycle(names):

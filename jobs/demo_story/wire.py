@@ -1,4 +1,4 @@
-"""The bytes of a message as its receiver sees them: all that the sender wrote, nothing that the broker added."""
+"""The sender's part of a received message's bytes, without the broker's additions."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _OF_THE_BROKER = {
     "x-opt-message-state",
     "x-opt-enqueue-sequence-number",
 }
-#: Of the header: durable, priority and time to live. The broker writes the rest, how often it was delivered.
+#: The sender's fields of the header: durable, priority and time to live. The broker writes the others.
 _OF_THE_SENDER = 3
-#: The SDK sets these by the clock, and restoring starts a life anew (SPEC: delivery + time to live).
+#: The SDK sets these by the clock, and the time to live starts anew on delivery.
 _BY_THE_CLOCK = (ABSOLUTE_EXPIRY_TIME, CREATION_TIME)
 _NULL = b"\x40"
 
 
 def digest(message: bytes) -> bytes:
-    """A digest of header, annotations, properties, application properties, body and footer, byte for byte.
+    """Return a digest of header, annotations, properties, application properties, body and footer, byte for byte.
 
-    Left out is what the broker adds, and two points in time that depend on when a message was sent; whether they are
-    set counts.
+    It excludes the broker's additions. Of two times that depend on the moment of sending, it includes only their
+    presence.
     """
     parts = {HEADER: _NULL * _OF_THE_SENDER}
     body = b""

@@ -83,7 +83,7 @@ def dead_letters(backlog: Backlog, index: int = 0) -> list[Came]:
     """Take all dead letters of a backlog queue."""
     path = backlog.path(index)
     with backlog.pair.admin(backlog.pair.secondary) as admin:
-        count = int(admin.get_queue_runtime_properties(path).dead_letter_message_count)
+        count = int(admin.get_queue_runtime_properties(path).dead_letter_message_count or 0)
     return take_all(backlog.pair.secondary, f"{path}/$DeadLetterQueue", count)
 
 

@@ -227,7 +227,8 @@ class Pair:
         topic, _, subscription = path.partition("/Subscriptions/")
         with administer(bus) as admin:
             if subscription:
-                return int(admin.get_subscription_runtime_properties(topic, subscription).active_message_count)
+                there = admin.get_subscription_runtime_properties(topic, subscription)
+                return int(there.active_message_count or 0)
             found = admin.get_queue_runtime_properties(path)
         return int(found.active_message_count + found.scheduled_message_count)
 

@@ -59,7 +59,11 @@ def counts(bus: LocalBus | Command, queue: str) -> tuple[int, int, int]:
     """A queue's active, dead-lettered and scheduled messages."""
     with administer(bus) as admin:
         found = admin.get_queue_runtime_properties(queue)
-    return found.active_message_count, found.dead_letter_message_count, found.scheduled_message_count
+    return (
+        int(found.active_message_count or 0),
+        int(found.dead_letter_message_count or 0),
+        int(found.scheduled_message_count or 0),
+    )
 
 
 def active(bus: LocalBus | Command, queue: str) -> int:

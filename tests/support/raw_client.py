@@ -115,6 +115,7 @@ class RawClient:
     def _write(self) -> None:
         while (pending := self._transport.pending()) > 0:
             data = self._transport.peek(pending)
+            assert data is not None  # there is something pending
             self._socket.sendall(with_format(data, self._format) if self._format else data)
             self._transport.pop(len(data))
 
@@ -221,14 +222,14 @@ class RawClient:
         audience = f"sb://{self._bus.host}:{self._bus.port}/{entity}"
         properties = {"operation": "put-token", "type": "servicebus.windows.net:sastoken", "name": audience}
         reply = self._ask("$cbs", Message(properties=properties, body=sas_token(self._bus, audience)))
-        assert reply.properties["status-code"] == 202, reply.properties
+        assert _properties(reply)["status-code"] == 202, _properties(reply)
 
     def request(self, entity: str, operation: str, body: dict[str, Any]) -> tuple[int, Any, str | None]:
         """Ask `$management`: status, body, condition."""
         reply = self._ask(f"{entity}/$management", Message(properties={"operation": operation}, body=body))
-        self.said = str(reply.properties["statusDescription"])
-        condition = reply.properties.get("errorCondition")
-        return reply.properties["statusCode"], _owned(reply.body), None if condition is None else str(condition)
+        self.said = str(_properties(reply)["statusDescription"])
+        condition = _properties(reply).get("errorCondition")
+        return _properties(reply)["statusCode"], _owned(reply.body), None if condition is None else str(condition)
 
     def requests(self, entity: str, operation: str, bodies: list[dict[str, Any]]) -> Iterator[tuple[int, Any]]:
         """Ask all at once and then take the answers one by one, in order: status and body of each."""
@@ -250,7 +251,7 @@ class RawClient:
             reply = Message()
             reply.decode(received.payload)
             assert reply.correlation_id == id
-            yield reply.properties["statusCode"], _owned(reply.body)
+            yield _properties(reply)["statusCode"], _owned(reply.body)
 
     def _ask(self, node: str, message: Message) -> Message:
         if node not in self._nodes:
@@ -262,7 +263,7 @@ class RawClient:
             self._nodes[node] = (self.sender(node), back)
         sender, back = self._nodes[node]
         message.id = uuid.uuid4()
-        message.reply_to = back.target.address
+        message.reply_to = str(back.target.address)
         self.send(sender, message.encode())
         reply = Message()
         received = self.receive(back)
@@ -309,18 +310,27 @@ def sas_token(bus: LocalBus, audience: str) -> str:
     return f"SharedAccessSignature sr={quoted}&sig={signature}&se={expiry}&skn={name}"
 
 
+def _properties(reply: Message) -> dict[str, Any]:
+    """Return the application properties of a reply, which every reply has."""
+    found: Any = reply.properties
+    assert found is not None
+    return dict(found)
+
+
 def uuids(*values: uuid.UUID) -> Any:
     """An AMQP array of UUIDs."""
     from proton import UNDESCRIBED, Array
 
-    return Array(UNDESCRIBED, Data.UUID, *values)
+    array: Any = Array
+    return array(UNDESCRIBED, Data.UUID, *values)
 
 
 def longs(*values: int) -> Any:
     """An AMQP array of longs."""
     from proton import UNDESCRIBED, Array
 
-    return Array(UNDESCRIBED, Data.LONG, *values)
+    array: Any = Array
+    return array(UNDESCRIBED, Data.LONG, *values)
 
 
 def session_filter(name: str | None) -> dict[Any, Any]:

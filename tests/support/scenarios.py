@@ -78,7 +78,8 @@ class SideBySide:
 
     def result(self, body: Scenario, kind: str, *case: str) -> None:
         """Wait for a scenario; its exception is raised here."""
-        self._results[(body, kind, *case)].result()
+        wanted: Wanted = (body, kind, *case)
+        self._results[wanted].result()
 
     def close(self) -> None:
         for result in self._results.values():

@@ -9,7 +9,10 @@ import pytest
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from pairbus.localbus import LocalBus
+from tests.support.process_fixtures import collected
 from tests.support.scenarios import SideBySide, wanted_in
+
+__all__ = ["collected"]
 
 
 @pytest.fixture(scope="module")

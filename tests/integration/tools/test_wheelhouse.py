@@ -277,4 +277,4 @@ def test_pairbus_wheel_is_whole(tool: ModuleType, tmp_path: Path) -> None:
         if file.is_file() and (file.suffix in (".py", ".lark", ".typed") or file.name == "quick-python")
     }
     assert {name for name in names if ".dist-info/" not in name} == expected
-    assert {str(each) for each in tool.requirements_of(wheel)} == {"azure-core>=1.30", "azure-servicebus<8,>=7.15"}
+    assert {str(each) for each in tool.requirements_of(wheel)} == {"azure-core>=1.30", "azure-servicebus<7.16,>=7.15"}

@@ -486,7 +486,7 @@ def test_what_is_imported_is_imported_before_a_message_is_taken(tmp_path: Path) 
 import sys
 from pairbus.domain.outcome import Head
 from pairbus.syphon.journal.journal import open_journal
-from tests.syphon.journal_rows import rows
+from tests.support.journal_rows import rows
 
 journal = open_journal({str(tmp_path)!r}, Head("contoso", 0))
 first = rows(1)
