@@ -18,7 +18,7 @@ import gc
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -30,6 +30,7 @@ from pairbus import Event, Namespace, PairedNamespace, PairedSender, PairingOpti
 from pairbus.config.checks import Range
 from pairbus.domain.backlog import queue_path
 from pairbus.localbus import LocalBus
+from pairbus.sending.attempt import Attempt
 from tests.support.process_fixtures import administer, connect
 from tests.support.raw_client import RawClient
 
@@ -95,10 +96,10 @@ def on_parking(
     """Call `before` with the queue ahead of each attempt to park a batch there, and `after` once it was accepted."""
     attempt = bus.backlog.attempt
 
-    def watched(queue: str, *given: Any) -> Any:
+    def watched(queue: str, messages: Sequence[bytes], seconds: float) -> Attempt:
         if before is not None:
             before(queue)
-        found = attempt(queue, *given)
+        found = attempt(queue, messages, seconds)
         if after is not None and found.error is None:
             after(queue)
         return found

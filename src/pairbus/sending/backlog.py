@@ -55,7 +55,9 @@ class Backlog:
         #: Shared by all senders; read and changed under the lock.
         self.rotation = Rotation(tuple(self._queues), options.seconds("ping_primary_interval"))
         self.lock = threading.Lock()
-        self._smallest_limit = min(queue.limit for queue in provisioned.queues)
+        #: Backlog queue -> the largest batch that it takes, as far as is known.
+        self._limits = {queue.path: queue.limit for queue in provisioned.queues}
+        self._smallest_limit = min(self._limits.values())
         #: Backlog queue -> the connections to it.
         self.pools = {path: ConnectionPool(partial(sender_to, client, path), watchdog) for path in self._queues}
         self._parked = dict.fromkeys(self._queues, 0)
@@ -73,7 +75,7 @@ class Backlog:
 
     def limit_of(self, queue: str) -> int:
         """Return the largest batch that one backlog queue takes, as far as is known."""
-        return self.pools[queue].limit or self._queues[queue].limit
+        return self._limits[queue]
 
     def park(self, parcel: Parcel, sender_queue: SenderQueue, timeout: float, stop: Callable[[], bool]) -> None:
         """Park what is left of a parcel.
@@ -111,7 +113,7 @@ class Backlog:
         batch = raw_batch(messages)
         while True:
             attempt = pool.attempt(batch, seconds)
-            self._learn_limit(pool, attempt.connection)
+            self._learn_limit(queue, attempt.connection)
             if attempt.error is None:
                 self._accepted(queue, messages)
                 return attempt
@@ -124,11 +126,11 @@ class Backlog:
                 return attempt
             pool.drop_idle()
 
-    def _learn_limit(self, pool: ConnectionPool, connection: SenderConnection) -> None:
+    def _learn_limit(self, queue: str, connection: SenderConnection) -> None:
         """Adopt the limit that the service has given an open link."""
-        if connection.limit and connection.limit != pool.limit:
-            pool.limit = connection.limit
-            self._smallest_limit = min(self.limit_of(path) for path in self._queues)
+        if connection.limit and connection.limit != self._limits[queue]:
+            self._limits[queue] = connection.limit
+            self._smallest_limit = min(self._limits.values())
 
     def _accepted(self, queue: str, messages: Sequence[bytes]) -> None:
         with self.lock:
