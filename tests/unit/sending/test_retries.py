@@ -80,7 +80,9 @@ class Bench:
         chosen = PairingOptions(**{"failover_interval": 600, "send_timeout": 60, "ping": "attach", **options})
         closing: Any = SimpleNamespace(wait=self.wait, is_set=lambda: False)
         self.pool = ConnectionPool(self.sender_of_sdk, watchdog)
-        self.entity = Entity("orders", self.pool, chosen, Operations(), lambda *args, **named: None, threading.Event())
+        #: Ends the thread that pings the entity once it has failed over.
+        self.closed = threading.Event()
+        self.entity = Entity("orders", self.pool, chosen, Operations(), lambda *args, **named: None, self.closed)
         pairing: Any = SimpleNamespace(
             options=chosen,
             backlog=SimpleNamespace(park=self.park, ids=None),
@@ -119,7 +121,15 @@ def without_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def bench() -> Iterator[Callable[..., Bench]]:
     watchdog = ConnectionWatchdog()
-    yield lambda **options: Bench(watchdog, **options)
+    made: list[Bench] = []
+
+    def make(**options: Any) -> Bench:
+        made.append(Bench(watchdog, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.closed.set()
     watchdog.stop(0.0)
 
 
