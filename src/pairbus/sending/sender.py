@@ -13,7 +13,7 @@ from functools import partial
 from os import getpid
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from azure.servicebus import ServiceBusMessageBatch
+from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 
 from pairbus.domain.backlog import SenderQueue
 from pairbus.domain.conditions import Meaning
@@ -344,6 +344,8 @@ class PairedSender:
 
 def _ready(message: Any) -> tuple[Any, int]:
     """Return what can be sent more than once without changing the caller's objects, and the number of messages."""
+    if isinstance(message, ServiceBusMessage):
+        return unshared(message), 1
     if isinstance(message, ServiceBusMessageBatch):
         return message, len(message)
     if isinstance(message, list):

@@ -63,7 +63,7 @@ def unshared(message: Any) -> Any:
     """
     properties: Any
     twin: Any
-    if isinstance(message, Mapping):
+    if not isinstance(message, ServiceBusMessage) and isinstance(message, Mapping):
         return _from_mapping(message)
     properties = getattr(message, "application_properties", None)
     if not properties or not hasattr(properties, "values"):
