@@ -73,6 +73,18 @@ sdk-test: .venv ## Run localbus against Microsoft's SDKs for other languages
 	@echo "pairbus: running the tests with other languages' SDKs"
 	@$(BIN)/python -m pytest -m sdks --timeout=1800 tests/sdks $(ARGS)
 
+# What pins private names of the SDKs; see src/pairbus/sending/sdk/__init__.py.
+PINS := $(addprefix tests/integration/sending/test_,sdk.py silent_tls.py tracing.py credentials.py hubs.py) tests/unit/sending
+
+.PHONY: sdk-next
+sdk-next: .venv ## Run the tests that pin private names of Microsoft's SDKs on the newest of them, in build/sdk-next
+	@echo "pairbus: installing the newest azure-servicebus and azure-eventhub into build/sdk-next"
+	@rm -rf build/sdk-next && $(BIN)/python -m venv --without-pip build/sdk-next
+	@$(BIN)/python -m pip --quiet --python build/sdk-next/bin/python install azure-servicebus azure-eventhub
+	@build/sdk-next/bin/python tools/sdk_next.py "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	@echo "pairbus: running the tests that pin private names"
+	@build/sdk-next/bin/python -m pytest $(PINS) $(ARGS)
+
 .PHONY: cluster-test
 cluster-test: .delta ## Run the syphon on a Spark cluster of two workers and kill its processes (Linux)
 	@echo "pairbus: running the tests on a cluster (some minutes)"

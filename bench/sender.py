@@ -33,7 +33,13 @@ BODY = b"x" * SIZE
 
 
 def single() -> ServiceBusMessage:
-    return ServiceBusMessage(BODY, message_id="3354bf53-58d1-427a-b81b-fa9648b7e05a", session_id="42")
+    """Return a message as applications send them: with a session and application properties."""
+    return ServiceBusMessage(
+        BODY,
+        message_id="3354bf53-58d1-427a-b81b-fa9648b7e05a",
+        session_id="42",
+        application_properties={"kind": "order", "tenant": "contoso", "version": 3},
+    )
 
 
 def batch() -> list[ServiceBusMessage]:
@@ -111,7 +117,7 @@ def healthy(primary: LocalBus, secondary: LocalBus, times: int, rounds: int) -> 
     return Figure(
         key="P6",
         what="paired ÷ plain send while healthy, the worse of single and batched",
-        goal=0.97,
+        goal=0.95,
         runs=worse.ratios,
         sides={"paired": Side(round(worse.ours, 1)), "plain": Side(round(worse.theirs, 1))},
         cpu_ratio=worse.cpu,

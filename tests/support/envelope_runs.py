@@ -8,7 +8,7 @@ from typing import Any
 
 from pairbus.domain.amqp import sections
 from pairbus.domain.amqp.codec import Timestamp, decode, encode
-from pairbus.domain.envelope import FORM, EnvelopeError, NotParkableError, park, restore
+from pairbus.domain.envelope import FORM, EnvelopeError, NotRestorableError, park, restore
 from tests.support.envelope_messages import ID, NOW, damaged, model, through_localbus
 
 PROPERTIES = encode(["id"])
@@ -73,11 +73,11 @@ def refused_by_restore(raw: bytes) -> EnvelopeError | None:
     return None
 
 
-def refused_by_park(raw: bytes) -> NotParkableError | None:
+def refused_by_park(raw: bytes) -> NotRestorableError | None:
     """Return the error of `park`; None if there is none."""
     try:
         park(raw, "orders", ID)
-    except NotParkableError as error:
+    except NotRestorableError as error:
         return error
     return None
 

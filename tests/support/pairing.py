@@ -18,7 +18,7 @@ import gc
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -26,9 +26,11 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.management import ServiceBusAdministrationClient
 from proton import Message
 
-from pairbus import Event, Namespace, PairedNamespace, PairedSender, PairingOptions, pair_namespaces
+from pairbus import Event, Namespace, PairedNamespace, PairedSender, PairingOptions, options, pair_namespaces
+from pairbus.config.checks import Range
 from pairbus.domain.backlog import queue_path
 from pairbus.localbus import LocalBus
+from pairbus.sending.attempt import Attempt
 from tests.support.process_fixtures import administer, connect
 from tests.support.raw_client import RawClient
 
@@ -41,8 +43,8 @@ IMPATIENT: dict[str, Any] = {
     "send_timeout": 5,
     "server_busy_wait": 0.2,
 }
-#: What a busy machine may add to a bound, in seconds: still far less than the wait that the bound is there to end.
-SLACK = 10.0
+#: Seconds that a busy machine may add to a bound.
+SLACK = 3.0
 
 
 def wait_until(what: Callable[[], Any], seconds: float = 60.0, why: Callable[[], Any] | str = "") -> Any:
@@ -59,6 +61,74 @@ def wait_until(what: Callable[[], Any], seconds: float = 60.0, why: Callable[[],
 def pairbus_threads() -> list[str]:
     """The names of the threads that pairbus has running in this process."""
     return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("pairbus-"))
+
+
+class Sending(threading.Thread):
+    """One send on a thread of its own, and its error."""
+
+    def __init__(self, sender: PairedSender, message: Any) -> None:
+        super().__init__(daemon=True)
+        self.sender, self.message = sender, message
+        self.error: Any = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.sender.send_messages(self.message)
+        except Exception as error:
+            self.error = error
+
+
+def state_of(bus: PairedNamespace, name: str) -> str:
+    """Return the state of an entity in the status of its pairing."""
+    return bus.status().entities[name].state
+
+
+def entity_of(bus: PairedNamespace, name: str) -> Any:
+    """Return an entity of a pairing by its name in the status; it exists already."""
+    host, _, path = name.removeprefix("sb://").partition("/")
+    return bus.entity(path, list, host) if name.startswith("sb://") else bus.entity(name, list)
+
+
+def on_parking(
+    bus: PairedNamespace, *, before: Callable[[str], Any] | None = None, after: Callable[[str], Any] | None = None
+) -> None:
+    """Call `before` with the queue ahead of each attempt to park a batch there, and `after` once it was accepted."""
+    attempt = bus.backlog.attempt
+
+    def watched(queue: str, messages: Sequence[bytes], seconds: float) -> Attempt:
+        if before is not None:
+            before(queue)
+        found = attempt(queue, messages, seconds)
+        if after is not None and found.error is None:
+            after(queue)
+        return found
+
+    bus.backlog.attempt = watched  # type: ignore[method-assign]
+
+
+def come_back(bus: PairedNamespace, name: str) -> None:
+    """Have an entity take sends again, as if a ping had been answered."""
+    entity = entity_of(bus, name)
+    entity.health = entity.health.ping_answered(time.monotonic())
+
+
+def idle_connection(pool: Any) -> Any:
+    """Return the one idle connection of a pool, which keeps it."""
+    assert pool.idle_count == 1
+    connection = pool.take()
+    pool.give_back(connection)
+    return connection
+
+
+def watchdog_of(bus: PairedNamespace) -> Any:
+    """Return the watchdog of all connections of a pairing."""
+    return next(iter(bus.backlog.pools.values())).watchdog
+
+
+def is_closed(sender: Any) -> bool:
+    """Return True once an SDK's sender was closed; it has no public name for that."""
+    return bool(sender._shutdown.is_set())
 
 
 def _body(payload: bytes) -> str:
@@ -234,7 +304,7 @@ class Pair:
 
     def declare_down(self, pairing: PairedNamespace, entity: str) -> None:
         """Fail an entity over as if a send had found it down; for tests that are not about how that comes about."""
-        pairing._entities[entity.lower()].failed(ConnectionError("a test says that it is down"), time.monotonic())
+        entity_of(pairing, entity).failed(ConnectionError("a test says that it is down"), time.monotonic())
         assert pairing.status().entities[entity].state == "failed over"
 
     def heal(self) -> None:
@@ -267,6 +337,12 @@ def pair(both: tuple[LocalBus, LocalBus]) -> Iterator[Pair]:
     finally:
         made.close_pairings()
         made.heal()
+
+
+@pytest.fixture
+def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pings be more frequent than the options allow, so that no test waits for them."""
+    monkeypatch.setitem(options._RANGES, "ping_primary_interval", Range(0.1, 1800.0, "any"))
 
 
 @pytest.fixture(scope="module", autouse=True)

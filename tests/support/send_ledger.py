@@ -33,7 +33,7 @@ from pairbus.domain.amqp.codec import decode
 from pairbus.domain.amqp.sections import split
 from pairbus.domain.amqp.types import Array, Described
 from pairbus.localbus import LocalBus
-from pairbus.sending.sdk.service_bus import encoded_members, members
+from pairbus.sending.sdk.encoding import encoded_members, members
 from tests.support.pairing import Pair, wait_until
 from tests.support.raw_client import RawClient
 
@@ -66,7 +66,7 @@ class Found:
 
 @dataclass
 class Ledger:
-    """What became of the messages of one test."""
+    """The record of every message of one test."""
 
     pair: Pair
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -169,7 +169,7 @@ class Ledger:
         return places
 
     def where(self) -> Counter[str]:
-        """How many messages each place holds."""
+        """Return place -> number of messages there."""
         return Counter(each.place for found in self.found().values() for each in found)
 
     def check(self, *, but: int | None = None) -> dict[str, list[Found]]:
@@ -200,7 +200,7 @@ class Ledger:
         return found
 
     def _settled(self) -> tuple[dict[str, list[Found]]] | None:
-        """What is there, once it does not change any more."""
+        """Return the messages that are there, once they do not change any more."""
         before = self.found()
         time.sleep(0.05)
         after = self.found()
@@ -234,7 +234,7 @@ def _named(error: Exception, given: set[str]) -> set[str]:
 
 
 def differences(original: bytes, found: bytes) -> list[str]:
-    """Where a message is not the one that was sent: every field, value and type, apart from what a broker owns, the
+    """Return the differences from the sent message: every field, value and type, apart from what a broker owns, the
     id of a message that had none, and the times that are set anew with a time to live."""
     sent, got = _parts(original), _parts(found)
     if not _field(sent, amqp.PROPERTIES, amqp.MESSAGE_ID):

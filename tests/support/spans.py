@@ -10,7 +10,7 @@ from azure.core.settings import settings
 
 
 class Span:
-    """What azure.core asks of a tracer's span, and no more."""
+    """A tracer's span with all that azure.core uses, and no more."""
 
     made: ClassVar[list[Span]] = []
 
@@ -35,7 +35,7 @@ class Span:
 
 @contextmanager
 def traced() -> Iterator[list[Span]]:
-    """The SDKs have a tracer for the length of a block; the spans that it made."""
+    """Give the SDKs a tracer for the length of a block, and yield the spans that it makes."""
     Span.made.clear()
     settings.tracing_implementation = Span  # type: ignore[assignment]
     try:

@@ -1,4 +1,4 @@
-"""Backlog queues: what they are called, what they look like, and which of them are in use."""
+"""Backlog queues: their names and properties, the rotation, and the choice of a queue for each attempt to park."""
 
 from __future__ import annotations
 
@@ -97,22 +97,22 @@ def _same(found: Any, wanted: Any) -> bool:
     return bool(found == wanted)
 
 
-#: Not the generator that programs seed: all that do it with the same number would pick the same queue.
+#: Programs that seed the usual generator with the same number would all pick the same queue.
 _CHANCE = random.SystemRandom()
 
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """A queue that has left the rotation: until when, and why."""
+    """A queue's absence from the rotation: its end, and the reason."""
 
     until: float
     why: str
 
 
 class Rotation:
-    """The backlog queues in use: a sender picks one at random and stays with it until it leaves.
+    """The backlog queues in use. A sender picks one at random and stays with it until it leaves the rotation.
 
-    A queue that refused a send is left alone by everybody for a while, and is then as good as any other.
+    A queue that failed a send leaves the rotation for all senders for a while, and is then as good as any other.
     """
 
     def __init__(
@@ -122,50 +122,116 @@ class Rotation:
             raise ValueError("a rotation needs at least one queue")
         self._queues = tuple(queues)
         self._away_for = away_for
-        self._choose = choose
+        #: Picks one of several queues, at random.
+        self.choose = choose
         self._absences: dict[str, Absence] = {}
 
     @property
     def queues(self) -> tuple[str, ...]:
         return self._queues
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether no queue has left it, or has taken a send since it did."""
-        return not self._absences
-
     def pick(self, current: str | None, now: float, without: Iterable[str] = ()) -> str | None:
-        """The queue to use: the current one while it is in the rotation, else any other, or none if none is left."""
+        """Return the current queue while it is in the rotation, else any other; None if there is none."""
         tried = set(without)
         if current is not None and current not in tried and self._is_in(current, now):
             return current
         left = [queue for queue in self._queues if queue not in tried and self._is_in(queue, now)]
-        return self._choose(left) if left else None
+        return self.choose(left) if left else None
 
-    def left(self, now: float, without: Collection[str] = ()) -> int:
-        """How many queues there are to pick from."""
+    def available(self, now: float, without: Collection[str] = ()) -> int:
+        """Return the number of queues that `pick` chooses from."""
         if not self._absences and not without:
             return len(self._queues)
         return sum(queue not in without and self._is_in(queue, now) for queue in self._queues)
 
     def leave(self, queue: str, now: float, why: str) -> bool:
-        """A queue refused a send; whether it was in the rotation until now."""
+        """Take a queue that failed a send out of the rotation; return True if it was in it until now."""
         was_in = self._is_in(queue, now)
         self._absences[queue] = Absence(now + self._away_for, why)
         return was_in
 
     def took(self, queue: str) -> bool:
-        """A queue took a send; whether it had been away."""
+        """Take a queue that accepted a send back into the rotation; return True if it had left."""
         return self._absences.pop(queue, None) is not None
 
     def absence(self, queue: str, now: float) -> Absence | None:
-        """Why a queue is out of the rotation, if it is."""
+        """Return the absence of a queue that is out of the rotation."""
         absence = self._absences.get(queue)
         return absence if absence is not None and absence.until > now else None
 
     def reasons(self) -> dict[str, str]:
-        """What each queue said that refused a send and has not taken one since."""
+        """Return queue -> reason for each that failed a send and has not accepted one since."""
         return {queue: absence.why for queue, absence in self._absences.items()}
 
     def _is_in(self, queue: str, now: float) -> bool:
         return self.absence(queue, now) is None
+
+
+#: The share of a call's time that one queue may take while others could be tried.
+_SHARE = 0.5
+#: The least seconds for one queue: opening a link may take as long.
+LEAST_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class SenderQueue:
+    """The backlog queue that one sender stays with; its threads share it, so that a session's messages stay together.
+
+    None until the sender parks for the first time.
+    """
+
+    queue: str | None = None
+
+
+class QueueChooser:
+    """The choice of a queue for each attempt to park the messages of one call. Pure: it knows no clock and no socket.
+
+    It starts with the queue that the sender stays with. A queue that failed is not tried again in this call. One that
+    refused a message is not tried again with that message. One that is busy is tried once more, then the others.
+    """
+
+    def __init__(self, rotation: Rotation, sender_queue: SenderQueue) -> None:
+        self._rotation = rotation
+        self._sender_queue = sender_queue
+        #: The sender's queue as this call has last seen it: another thread may pick a new one meanwhile.
+        self._seen = sender_queue.queue
+        self._current = sender_queue.queue
+        self._failed: set[str] = set()
+        self._refusing: set[str] = set()
+        self._busy: set[str] = set()
+
+    def choose(self, now: float) -> str | None:
+        """Return the queue for the next attempt; None if there is none to try."""
+        if self._current == self._seen:
+            self._sender_queue.queue = self._rotation.pick(self._sender_queue.queue, now) or self._sender_queue.queue
+            self._current = self._seen = self._sender_queue.queue
+        excluded = self._failed | self._refusing
+        found = self._rotation.pick(self._current, now, excluded | (self._busy - {self._current}))
+        return found or self._rotation.pick(None, now, excluded)
+
+    def time_limit(self, now: float, left: float) -> float:
+        """Return the seconds that the next attempt may take, of those that are left for the call."""
+        if self._rotation.available(now, self._failed | self._refusing) <= 1:
+            return left
+        return max(left * _SHARE, min(LEAST_SECONDS, left))
+
+    def accepted(self, queue: str) -> None:
+        """Note that a queue has accepted messages: the sender stays with it, and every queue may take the next ones."""
+        self._current = queue
+        if queue != self._seen and self._sender_queue.queue == self._seen:  # else another thread has picked one for all
+            self._sender_queue.queue = self._seen = queue
+        self._busy.clear()
+        self._refusing.clear()
+
+    def failed(self, queue: str) -> None:
+        """Note that a queue did not answer, or with an error of its own."""
+        self._failed.add(queue)
+
+    def refused(self, queue: str) -> None:
+        """Note that a queue does not take the next message; it may take others."""
+        self._refusing.add(queue)
+
+    def busy(self, queue: str) -> None:
+        """Note that a queue is throttled."""
+        self._current = None if queue in self._busy else queue
+        self._busy.add(queue)

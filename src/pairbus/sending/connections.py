@@ -1,9 +1,9 @@
-"""Connections of the SDK's senders: used by one thread at a time, and no call on them takes longer than it may.
+"""Connections of the SDKs' senders, each used by one thread at a time, and every call on them with a deadline.
 
-The SDK bounds a send on an open link, but not the opening of a connection: a peer that takes the connection and says
-nothing would hold it for ever. So a link is opened on a thread that can be left behind, and a guard cuts the connection
-of any call that is over its time. The guard also has connections tended that are idle, which the SDK would do with a
-thread for each.
+The SDK bounds a send on an open link, but not the opening of a connection: a peer that accepts it and never answers
+would block the caller for ever. So a link is opened on a thread that may be left behind, and a watchdog cuts the
+connection of any call that is past its deadline. The watchdog also keeps idle connections alive, for which the SDK
+would use one thread for each.
 """
 
 from __future__ import annotations
@@ -20,67 +20,85 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from pairbus.runtime.bounded_call import start_call
 from pairbus.runtime.redaction import describe_error
 
+from .attempt import Attempt
+from .sdk import connection_patches
 from .sdk.classification import at_opening
-from .sdk.service_bus import is_running, shut, tend
+from .sdk.connection_patches import is_running
 
 log = logging.getLogger("pairbus.sending.lanes")
 
-#: The guard looks so often, and gives a call so much longer than it was asked to take before it cuts it.
+#: Seconds between two looks at the deadlines, and beyond a deadline until the connection is cut.
 _LOOK_SECONDS, _GRACE_SECONDS = 0.25, 0.5
-#: A connection that was idle for so long is tended.
+#: Seconds without use after which a connection is kept alive.
 _IDLE_SECONDS = 30.0
 
 
-class Guard:
-    """One thread that cuts the connections of calls which are over their time."""
+class ConnectionWatchdog:
+    """A thread that cuts the connections of calls past their deadline, and keeps idle connections alive."""
 
     def __init__(self) -> None:
-        #: The calls that are under way, and when they must have ended. A link that is being opened stays until
-        #: that has ended, also when its caller has given up: there may have been nothing to cut yet when it was cut.
-        self.deadlines: dict[Lane, float] = {}
-        self._lanes: list[Lanes] = []
-        self._tending: threading.Thread | None = None
+        #: Connection -> deadline of the call on it. A link that is being opened stays until that has ended, also when
+        #: its caller has given up: when it was cut there may have been no socket to cut yet.
+        self._deadlines: dict[SenderConnection, float] = {}
+        self._pools: list[ConnectionPool] = []
+        self._keeping_alive: threading.Thread | None = None
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pairbus-guard", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="pairbus-watchdog", daemon=True)
         self._thread.start()
 
-    def watch(self, lanes: Lanes) -> None:
-        """Tend these when they are idle."""
-        self._lanes.append(lanes)
+    def watch(self, pool: ConnectionPool) -> None:
+        """Keep the idle connections of this pool alive."""
+        self._pools.append(pool)
 
-    def finish(self, deadline: float) -> None:
-        """Let the calls that are under way end by then; after it nobody waits any longer."""
-        while any(not lane.was_cut for lane in list(self.deadlines)) and time.monotonic() < deadline:
+    def begin(self, connection: SenderConnection, deadline: float) -> None:
+        """Note a call on a connection, which is cut unless the call ends by then."""
+        self._deadlines[connection] = deadline
+
+    def end(self, connection: SenderConnection) -> None:
+        """Note that the call on a connection has ended."""
+        self._deadlines.pop(connection, None)
+
+    @property
+    def running_calls(self) -> int:
+        """The number of calls that have not ended, among them links that are opened for a caller that has given up."""
+        return len(self._deadlines)
+
+    def stop(self, deadline: float) -> None:
+        """Wait until then for the calls that run, cut those that are left, and end the thread."""
+        while any(not connection.was_cut for connection in list(self._deadlines)) and time.monotonic() < deadline:
             time.sleep(0.02)
-        for lane in list(self.deadlines):
-            lane.cut()
+        for connection in list(self._deadlines):
+            connection.cut()
         self._stopped.set()
 
     def _run(self) -> None:
-        while not self._stopped.wait(_LOOK_SECONDS) or self.deadlines:
+        while not self._stopped.wait(_LOOK_SECONDS) or self._deadlines:
             if self._stopped.is_set():
-                time.sleep(_LOOK_SECONDS)  # for links that are still being opened, though nobody waits for them
+                time.sleep(_LOOK_SECONDS)  # for links that are still being opened after their callers have given up
             try:
                 self._look(time.monotonic())
-            except Exception:  # without its guard no call would be bounded
-                log.exception("the guard of the connections stumbled")
+            except Exception:  # the thread must go on: without it no call has a deadline
+                log.exception("the watchdog of the connections failed; it goes on")
 
     def _look(self, now: float) -> None:
-        for lane, deadline in self.deadlines.copy().items():
-            if lane.was_cut or now > deadline + _GRACE_SECONDS:
-                lane.cut()
-        if self._stopped.is_set() or (self._tending is not None and self._tending.is_alive()):
+        """Cut what is past its deadline, and start keeping idle connections alive if there are any."""
+        for connection, deadline in self._deadlines.copy().items():
+            if connection.was_cut or now > deadline + _GRACE_SECONDS:
+                connection.cut()
+        if self._stopped.is_set() or (self._keeping_alive is not None and self._keeping_alive.is_alive()):
             return
         before = now - _IDLE_SECONDS
-        if any(lanes.has_idle(before) for lanes in self._lanes.copy()):
-            # Elsewhere: it takes time, and how much is up to a peer.
-            self._tending = threading.Thread(target=self._tend, args=(before,), name="pairbus-tend", daemon=True)
-            self._tending.start()
+        if any(pool.has_idle(before) for pool in self._pools.copy()):
+            # On a thread of its own: the peer decides how long it takes.
+            self._keeping_alive = threading.Thread(
+                target=self._keep_alive, args=(before,), name="pairbus-keep-alive", daemon=True
+            )
+            self._keeping_alive.start()
 
-    def _tend(self, before: float) -> None:
-        """Tend whatever was idle before then, one after the other."""
-        for lanes in self._lanes.copy():
-            while not self._stopped.is_set() and lanes.tend(before):
+    def _keep_alive(self, before: float) -> None:
+        """Keep every connection alive that was last used before then, one after the other."""
+        for pool in self._pools.copy():
+            while not self._stopped.is_set() and pool.keep_alive(before):
                 pass
 
 
@@ -88,16 +106,16 @@ def _timeout_error(message: str) -> Exception:
     return OperationTimeoutError(message=message)
 
 
-class Lane:
-    """One sender of an SDK, with its own connection: Service Bus's, or what `eventhub_sdk` makes look like one."""
+class SenderConnection:
+    """One sender of an SDK with a connection of its own: Service Bus's sender, or `HubSender` for an event hub."""
 
-    def __init__(self, sender: Any, guard: Guard) -> None:
-        self._sender = sender
+    def __init__(self, sender: Any, watchdog: ConnectionWatchdog) -> None:
+        self.sender = sender
         self._timeout_error = getattr(sender, "timeout_error", _timeout_error)
-        self._deadlines = guard.deadlines
-        #: Whether the link is open, as far as we know: a call on it opens no other.
+        self._watchdog = watchdog
+        #: True while the link is open as far as is known; a call on it opens no other.
         self.opened = False
-        #: The largest batch the entity takes, in bytes; 0 until the link was open once.
+        #: The largest batch that the entity takes, in bytes; 0 until the link was open once.
         self.limit = 0
         self._cut = False
         self._opening: threading.Event | None = None
@@ -111,26 +129,26 @@ class Lane:
         if self._cut:
             raise self._timeout_error("The link could not be opened: its connection was cut.")
         self._opening = done = threading.Event()
-        if self.was_cut:  # just now: whoever did it may not have seen the event
+        if self.was_cut:  # just now, by a thread that may not have seen the event
             done.set()
         self._being_opened = True
 
         def on_end(call: Future[Any]) -> None:
             self._being_opened = False
-            self._deadlines.pop(self, None)
+            self._watchdog.end(self)
             done.set()
             if self._cut and not call.cancelled():  # its caller has stopped waiting
                 self.close()
 
-        self._deadlines[self] = time.monotonic() + timeout  # a pairing that closes cuts this short, too
-        opening = start_call(self._sender.__enter__, "pairbus-open", on_end)
+        self._watchdog.begin(self, time.monotonic() + timeout)
+        opening = start_call(self.sender.__enter__, "pairbus-open", on_end)
         done.wait(min(timeout, threading.TIMEOUT_MAX))
         if not opening.done():
             self.cut()
             raise self._timeout_error(f"The link could not be opened within {timeout:g} s.")
         if (error := opening.exception()) is not None:
             raise at_opening(error)
-        self.limit = self._sender.create_message_batch().max_size_in_bytes
+        self.limit = self.sender.create_message_batch().max_size_in_bytes
         self.opened = True
 
     def send(self, message: Any, timeout: float) -> None:
@@ -139,125 +157,143 @@ class Lane:
             began = time.monotonic()
             self.open(timeout)
             timeout = max(timeout - (time.monotonic() - began), 0.001)
-        self._deadlines[self] = time.monotonic() + timeout
+        self._watchdog.begin(self, time.monotonic() + timeout)
         try:
-            self._sender.send_messages(message, timeout=timeout)
+            self.sender.send_messages(message, timeout=timeout)
         except Exception as error:
             if self._cut:
                 raise self._timeout_error(f"No answer to a send within {timeout:g} s.") from error
-            self.opened = is_running(self._sender)
+            self.opened = is_running(self.sender)
             raise
         finally:
-            self._deadlines.pop(self, None)
+            self._watchdog.end(self)
 
-    def tend(self) -> None:
-        """Keep an idle connection alive; raises if it is dead."""
-        tend(self._sender)
+    def keep_alive(self) -> None:
+        """Keep an idle connection alive; raise if it is dead."""
+        connection_patches.keep_alive(self.sender)
         self.used_at = time.monotonic()
 
     def cut(self) -> None:
-        """End whatever goes on on this lane; it cannot be used again."""
+        """Cut the connection: the call on it ends with an error, and it cannot be used again."""
         self._cut = True
         self.opened = False
-        shut(self._sender)
+        connection_patches.abort(self.sender)
         if self._opening is not None:
-            self._opening.set()  # while a connection is being made there is nothing to shut: its caller goes on anyway
+            self._opening.set()  # before there is a socket nothing can be cut, but the caller need not wait
 
     @property
     def was_cut(self) -> bool:
+        """True once the connection was cut; it cannot be used again."""
         return self._cut
 
     def close(self) -> None:
-        """Say goodbye; the SDK takes about a second for it."""
+        """Close link and connection in order, which takes the SDK about a second."""
         if self._being_opened:
-            return  # the SDK would stumble; the thread that opens it closes it then
+            return  # the SDK cannot close what it is opening; the thread that opens it closes it
         try:
-            self._sender.close()
+            self.sender.close()
         except Exception as error:
             log.debug("a connection could not be closed in order: %s", describe_error(error))
 
 
-class Lanes:
-    """The lanes to one entity: as many as there are threads that send at once, the last used first."""
+class ConnectionPool:
+    """The connections to one entity: as many as there are threads that send at once, the last used first."""
 
-    def __init__(self, make: Callable[[], Any], guard: Guard) -> None:
+    def __init__(self, make: Callable[[], Any], watchdog: ConnectionWatchdog) -> None:
         self._make = make
-        self._guard = guard
-        self._idle: list[Lane] = []
+        self.watchdog = watchdog
+        self._idle: list[SenderConnection] = []
         self._lock = threading.Lock()
-        guard.watch(self)
+        watchdog.watch(self)
+        #: The largest batch that the entity takes, in bytes; 0 until a link was open once.
         self.limit = 0
-        #: Whether there is a sender for whom they are kept open.
+        #: True while an open sender may use them; otherwise none is kept.
         self.wanted = True
         self._closed = False
 
-    def take(self) -> Lane:
-        """A lane for one call; give it back, or drop it."""
+    @property
+    def idle_count(self) -> int:
+        """The number of connections that are kept for the next call."""
+        return len(self._idle)
+
+    def take(self) -> SenderConnection:
+        """Return a connection for one call; the caller gives it back or drops it."""
         try:
             return self._idle.pop()
         except IndexError:
             return self.take_new()
 
-    def take_new(self) -> Lane:
-        """A lane that nobody has used."""
+    def take_new(self) -> SenderConnection:
+        """Return a connection that was never used."""
         with self._lock:  # the SDK's client is not made for threads
-            return Lane(self._make(), self._guard)
+            return SenderConnection(self._make(), self.watchdog)
 
-    def give(self, lane: Lane) -> None:
-        """A call has ended well."""
-        if lane.was_cut:  # as its answer arrived
-            self.drop(lane)
+    def attempt(self, message: Any, seconds: float) -> Attempt:
+        """Send on one connection, and return the record of it.
+
+        After a success the connection is kept. After a failure the caller must `give_back` or `drop` it. An interrupt
+        (Ctrl-C) drops it and is raised.
+        """
+        connection = self.take()
+        attempt = Attempt(connection, connection.opened, time.monotonic())
+        try:
+            connection.send(message, seconds)
+        except Exception as error:
+            attempt.error = error
+        except BaseException:
+            self.drop(connection)
+            raise
+        else:
+            self.give_back(connection)
+        return attempt
+
+    def give_back(self, connection: SenderConnection) -> None:
+        """Keep a connection for the next call; drop it if its link is closed or its connection was cut."""
+        if connection.was_cut or not connection.opened:
+            self.drop(connection)
             return
-        if lane.limit:
-            self.limit = lane.limit
-        lane.used_at = time.monotonic()
-        self._idle.append(lane)
+        if connection.limit:
+            self.limit = connection.limit
+        connection.used_at = time.monotonic()
+        self._idle.append(connection)
         if self._closed or not self.wanted:
             self.close_idle()
 
-    def put_back(self, lane: Lane) -> None:
-        """A call has been refused: the lane can be used again if its link is open still."""
-        if lane.opened:
-            self.give(lane)
-        else:
-            self.drop(lane)
-
-    def drop(self, lane: Lane) -> None:
-        """A lane that failed: cut now, tidied up in the background."""
-        lane.cut()
-        _close_aside(lane)
+    def drop(self, connection: SenderConnection) -> None:
+        """Cut a connection that failed, and close it in the background."""
+        connection.cut()
+        _close_in_background(connection)
 
     def has_idle(self, before: float) -> bool:
-        """Whether there is a lane that nobody has used since then."""
+        """Return True if a connection was last used before then."""
         try:
             return self._idle[0].used_at < before
         except IndexError:
             return False
 
-    def tend(self, before: float) -> bool:
-        """Tend the lane that was used least, if that was before then; the least used lie first."""
+    def keep_alive(self, before: float) -> bool:
+        """Keep the least recently used connection alive if that was before then; return False if there is none."""
         try:
             if self._idle[0].used_at >= before:
                 return False
-            lane = self._idle.pop(0)
-        except IndexError:  # no more, or somebody else has just taken it
+            connection = self._idle.pop(0)
+        except IndexError:  # another thread has just taken the last one
             return False
-        if lane.opened:
-            try:
-                lane.tend()
-            except Exception as error:
-                log.debug("an idle connection is gone: %s", describe_error(error))
-                self.drop(lane)
-            else:
-                self.give(lane)
+        try:
+            connection.keep_alive()
+        except Exception as error:
+            log.debug("an idle connection is dead: %s; the next send opens another", describe_error(error))
+            self.drop(connection)
+        else:
+            self.give_back(connection)
         return True
 
     def drop_idle(self) -> None:
-        """One was found dead: the others of its age are, too."""
-        for lane in self._take_idle():
-            self.drop(lane)
+        """Drop all idle connections: one was found dead, and the others are as old."""
+        for connection in self._take_idle():
+            self.drop(connection)
 
-    def _take_idle(self) -> Iterator[Lane]:
+    def _take_idle(self) -> Iterator[SenderConnection]:
         while True:
             try:
                 yield self._idle.pop()
@@ -265,23 +301,23 @@ class Lanes:
                 return
 
     def close(self) -> list[threading.Thread]:
-        """Close the idle lanes, each on a thread of its own; those in use when they are given back."""
+        """Close the idle connections, each on a thread that is returned; those in use when they are given back."""
         self._closed = True
         return self.close_idle()
 
     def close_idle(self) -> list[threading.Thread]:
-        """Nobody needs these for now; the next send opens a new one."""
-        threads = [_close_aside(lane) for lane in self._take_idle()]
+        """Close the idle connections, each on a thread that is returned; the next send opens a new one."""
+        threads = [_close_in_background(connection) for connection in self._take_idle()]
         return [thread for thread in threads if thread is not None]
 
 
-def _close_aside(lane: Lane) -> threading.Thread | None:
-    """Close a lane on a thread of its own, which is returned; where there are no more threads it is only cut."""
-    thread = threading.Thread(target=lane.close, name="pairbus-close", daemon=True)
+def _close_in_background(connection: SenderConnection) -> threading.Thread | None:
+    """Close a connection on a thread, which is returned; if no thread can be started it is only cut."""
+    thread = threading.Thread(target=connection.close, name="pairbus-close", daemon=True)
     try:
         thread.start()
-    except RuntimeError as error:  # the rest is for Python to collect
-        lane.cut()
-        log.debug("a connection is not tidied up: %s", describe_error(error))
+    except RuntimeError as error:  # Python collects the rest
+        connection.cut()
+        log.debug("a connection was cut instead of being closed in order: %s", describe_error(error))
         return None
     return thread

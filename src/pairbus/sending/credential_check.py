@@ -1,6 +1,6 @@
-"""Credentials are tried when a pairing is opened: a bad one is told then, not by the first send.
+"""Checks of credentials when a pairing is opened, so that a bad one is reported then and not by the first send.
 
-One of azure-identity's is asked for a token; a token that a key has signed is shown to the service.
+A credential of azure-identity is asked for a token; a token that a key has signed is presented to the service.
 """
 
 from __future__ import annotations
@@ -22,55 +22,56 @@ from pairbus.runtime.credential import deadline_credential
 from pairbus.runtime.redaction import describe_error
 
 from .sdk.classification import has_no_credential, status_of
-from .sdk.service_bus import put_token, shut, token_sender
+from .sdk.clients import put_token, token_sender
+from .sdk.connection_patches import abort
 
 log = logging.getLogger("pairbus")
 
-#: How long opening a pairing waits for a token, and for the service's answer to one.
+#: Seconds that opening a pairing waits for a token, and for the service's answer to one.
 _TOKEN_SECONDS = 10.0
 _ANSWER_SECONDS = 5.0
-#: azure-identity's for a credential that has not even tried; it need not be installed.
+#: azure-identity's error of a credential that is not configured, by name: it need not be installed.
 _UNAVAILABLE = "CredentialUnavailableError"
-#: How the service says that a token is no good, whatever it is for: a right that is missing sounds otherwise.
+#: The service's words for a token that is invalid everywhere; its answer to a missing right is another.
 _UNAUTHORISED = 401
 _BAD_TOKENS = ("InvalidSignature", "ExpiredToken", "MalformedToken")
 
 
-class Inquiry(ABC):
-    """Tries a namespace's credential, once, on a thread of its own."""
+class CredentialCheck(ABC):
+    """One try of a namespace's credential, on a thread of its own."""
 
-    def __init__(self, role: str, namespace: Namespace, patience: float) -> None:
+    def __init__(self, role: str, namespace: Namespace, seconds: float) -> None:
         self._role = role
         self._namespace = namespace
-        self._deadline = time.monotonic() + patience
+        self._deadline = time.monotonic() + seconds
         self._call = start_call(self._try, f"pairbus-credential {namespace.host}")
 
     @abstractmethod
     def _try(self) -> None:
-        """Use the credential; raise what comes of it."""
+        """Use the credential; raise the error if it fails."""
 
     @abstractmethod
     def _refusal(self, failure: Exception) -> str | None:
-        """What was refused for good, if that is what a failure says."""
+        """Return the rest of the error's sentence if the failure is a refusal for good, else None."""
 
     def check(self) -> None:
         """Raise if the credential was refused for good.
 
-        A network that fails, or no answer in time, is no reason not to start: sends tell, or are parked.
+        A failing network, or no answer in time, does not prevent a start: sends raise errors then, or are parked.
         """
         if not is_done_within(self._call, max(self._deadline - time.monotonic(), 0.0)):
             return
         failure = self._call.exception()
         if not isinstance(failure, Exception):
             return
-        whose = f"the credential of {self._role} {self._namespace.host}"
+        subject = f"the credential of {self._role} {self._namespace.host}"
         if (refusal := self._refusal(failure)) is not None:
-            raise PairingError(f"{whose} {refusal}: {describe_error(failure)}") from failure
-        log.debug("%s could not be tried: %s", whose, describe_error(failure))
+            raise PairingError(f"{subject} {refusal}: {describe_error(failure)}") from failure
+        log.debug("%s could not be tried: %s; the pairing opens without the check", subject, describe_error(failure))
 
 
-class TokenInquiry(Inquiry):
-    """Asks a credential of azure-identity for a token."""
+class TokenCheck(CredentialCheck):
+    """A request to a credential of azure-identity for a token."""
 
     def __init__(self, role: str, namespace: Namespace, scope: str) -> None:
         self._scope = scope
@@ -81,25 +82,25 @@ class TokenInquiry(Inquiry):
         try:
             credential.get_token(self._scope)
         except Exception:
-            broke = _broke(credential, self._scope)
-            if broke is None:
+            failed = _failed_in_chain(credential, self._scope)
+            if failed is None:
                 raise
-            raise broke  # noqa: B904 - what it was raised from tells a refusal from a network that failed
+            raise failed  # noqa: B904 - its own cause tells a refusal from a network that failed
 
     def _refusal(self, failure: Exception) -> str | None:
         return "gives no token" if has_no_credential(failure) else None
 
 
-class KeyInquiry(Inquiry):
-    """Shows the service a token that a key has signed, or the signature that was given."""
+class KeyCheck(CredentialCheck):
+    """A token that a key has signed, or the signature that was given, presented to the service."""
 
     def __init__(self, role: str, namespace: Namespace) -> None:
         self._sender = token_sender(namespace, _ANSWER_SECONDS)
         super().__init__(role, namespace, _ANSWER_SECONDS)
 
     def _try(self) -> None:
-        # A peer that says nothing is left by itself: who has asked may have failed for another reason meanwhile.
-        cut = threading.Timer(_ANSWER_SECONDS, shut, (self._sender,))
+        # A silent peer is cut from here: the caller may have failed for another reason meanwhile.
+        cut = threading.Timer(_ANSWER_SECONDS, abort, (self._sender,))
         cut.name, cut.daemon = f"pairbus-credential-end {self._namespace.host}", True
         cut.start()
         try:
@@ -115,12 +116,12 @@ class KeyInquiry(Inquiry):
 
 
 def gives_tokens(namespace: Namespace) -> bool:
-    """Whether its credential is one of azure-identity's kind, neither a key nor a signature."""
+    """Return True for a credential of azure-identity's kind, neither a key nor a signature."""
     return not isinstance(namespace.credential, (AzureNamedKeyCredential, AzureSasCredential))
 
 
 def is_for_all(namespace: Namespace) -> bool:
-    """Whether a key or a signature is for a whole namespace, as far as can be told: a signature says what it is for."""
+    """Return True unless the credential is a signature that names one entity."""
     credential = namespace.credential
     if not isinstance(credential, AzureSasCredential):
         return True
@@ -129,9 +130,11 @@ def is_for_all(namespace: Namespace) -> bool:
     return not urlsplit(resource if "://" in resource else f"sb://{resource}").path.strip("/")
 
 
-def _broke(credential: Any, scope: str) -> Exception | None:
-    """The error at which a chain of credentials has ended, such as `DefaultAzureCredential`: the chain's own error
-    holds its text only, and so does not tell a network that fails from a refusal."""
+def _failed_in_chain(credential: Any, scope: str) -> Exception | None:
+    """Return the error at which a chain of credentials such as `DefaultAzureCredential` has ended.
+
+    The chain's own error holds only its text, and so does not tell a network that failed from a refusal.
+    """
     for each in getattr(credential, "credentials", ()):
         try:
             each.get_token(scope)

@@ -1,4 +1,4 @@
-"""The syphon of a pairing that has `enable_syphon`: a thread that brings parked messages home from this process."""
+"""The syphon of a pairing with `enable_syphon`: a thread of this process that moves parked messages to the primary."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from . import events
 from .status import Operations
 
 
-class PairingSyphon:
-    """Drains the backlog queues of one pairing until it is stopped."""
+class EmbeddedSyphon:
+    """A syphon that drains the backlog queues of one pairing until it is stopped."""
 
     def __init__(
         self,
@@ -27,17 +27,17 @@ class PairingSyphon:
         event_hubs: Namespace | None,
         options: PairingOptions,
         operations: Operations,
-        tell: Callable[..., None],
+        emit: Callable[..., None],
     ) -> None:
         try:
-            # Only who wants a syphon needs an AMQP engine and Arrow.
+            # Imported here: a pairing without a syphon needs neither an AMQP engine nor Arrow.
             service, drain = (importlib.import_module(f"pairbus.syphon.{name}") for name in ("service", "drain.drain"))
         except ModuleNotFoundError as missing:
             raise OptionError(
                 f"enable_syphon=True needs {missing.name}, which is not installed: install pairbus with its extra "
                 "'syphon'"
             ) from missing
-        self._tell = tell
+        self._emit = emit
         self._operations = operations
         journal = journal_folder(options, primary.name)
         self._service: Any = service.Service(
@@ -60,24 +60,25 @@ class PairingSyphon:
         self._thread.start()
 
     def wake(self) -> None:
-        """An entity is back: look at once whether something is parked for it."""
+        """Start a round at once: an entity is back, and messages may be parked for it."""
         self._service.wake()
 
     def stop(self) -> None:
-        """Begin nothing new; what is in flight is finished."""
+        """Begin nothing new; messages in flight are finished."""
         self._service.stop()
 
     def join(self, seconds: float) -> None:
+        """Wait for the thread to end."""
         self._thread.join(seconds)
 
     def _run(self) -> None:
         try:
             self._service.forever()
         except Exception as error:
-            self._tell(events.SYPHON_ENDED, error=describe_error(error))
+            self._emit(events.SYPHON_ENDED, error=describe_error(error))
         else:
             if self._service.journal_error is not None:
-                self._tell(events.SYPHON_ENDED, error=self._service.journal_error)
+                self._emit(events.SYPHON_ENDED, error=self._service.journal_error)
 
     def _round(self, done: Any) -> None:
         self._operations.add("syphon", sum(each.operations for each in done.queues))
@@ -86,11 +87,11 @@ class PairingSyphon:
                 name: sum(getattr(each, name) for each in done.queues)
                 for name in ("delivered", "dead_lettered", "held", "in_doubt")
             }
-            self._tell(events.BROUGHT_HOME, errors=list(done.errors), **counts)
+            self._emit(events.BROUGHT_HOME, errors=list(done.errors), **counts)
 
 
 def journal_folder(options: PairingOptions, primary_name: str) -> Path:
-    """Where the journal of a pairing's syphon is: what was said, or the folder that this system has for such things."""
+    """Return the journal's folder: the option, or one for each primary in the user's state folder."""
     if options.syphon_journal is not None:
         return Path(options.syphon_journal).absolute()
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"

@@ -1,4 +1,4 @@
-"""One destination, as all senders of a pairing see it: its health, what happened to it, and the task that pings it."""
+"""One destination of a pairing, shared by its senders: its health, its counts, and the thread that pings it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from pairbus.options import PairingOptions
 from pairbus.runtime.redaction import describe_error
 
 from . import events
-from .connections import Lane, Lanes
-from .sdk.classification import is_shortage, is_unnamed, means
+from .connections import ConnectionPool, SenderConnection
+from .sdk.classification import is_shortage, is_unnamed, meaning_of
 from .status import EntityStatus, Operations
 
-#: What is to be told: the kind of event, and when and how the error was that it came from.
-_News = tuple[()] | tuple[str, tuple[datetime, str | None] | None]
+#: An event to emit: its kind, and the time and text of the error behind it. Empty for no event.
+_Change = tuple[()] | tuple[str, tuple[datetime, str | None] | None]
+#: The content type of a ping, as in the original .NET library.
 PING_CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
 
 
 def entity_name(path: str, event_hubs: str | None) -> str:
-    """What an entity is called in status and events: its path, or the address of an event hub. No path has a colon."""
+    """Return an entity's name in status and events: its path, or the address of an event hub. No path has a colon."""
     return path if event_hubs is None else f"sb://{event_hubs}/{path}"
 
 
@@ -38,89 +39,90 @@ class Entity:
     def __init__(
         self,
         path: str,
-        lanes: Lanes,
+        pool: ConnectionPool,
         options: PairingOptions,
         operations: Operations,
-        tell: Callable[..., None],
+        emit: Callable[..., None],
         closing: threading.Event,
         event_hubs: str | None = None,
     ) -> None:
         self.path = path
-        #: The host of the event hubs namespace, for what is not in the primary.
+        #: The host of the event hubs namespace; None for an entity of the primary.
         self.event_hubs = event_hubs
         self.name = entity_name(path, event_hubs)
-        self.lanes = lanes
+        self.pool = pool
         #: Replaced as a whole under the lock, read without it.
         self.health = Health(since=time.monotonic())
-        #: The last success since then, which its health is told before anything else: nearly every send is one.
+        #: The last success while available; `health` adopts it before the next failure, so that a send need not.
         self._well_at: float | None = None
         self.refusal: Exception | None = None
         self._users = 0
         self.sent = self.parked = self.billed = 0
         self._options = options
         self._operations = operations
-        self._tell = tell
+        self._emit = emit
         self._closing = closing
         self._lock = threading.Lock()
         self._since = datetime.now(timezone.utc)
         self._last_error: tuple[datetime, str] | None = None
         self._last_ping: tuple[datetime, str | None] | None = None
-        self._pinging: Lane | None = None
+        self._ping_connection: SenderConnection | None = None
 
     # --- senders ---------------------------------------------------------------------------------------
 
     def join(self) -> None:
-        """A sender uses this entity's connections."""
+        """Count a sender that uses this entity's connections."""
         with self._lock:
             self._users += 1
-            self.lanes.wanted = True
+            self.pool.wanted = True
 
-    def part(self) -> list[threading.Thread]:
-        """A sender has closed; with the last one the connections go, those in use when they are given back."""
+    def leave(self) -> list[threading.Thread]:
+        """Count a sender that was closed; close the connections with the last one, on threads that are returned."""
         with self._lock:
             self._users -= 1
-            self.lanes.wanted = self._users > 0
-            return [] if self._users else self.lanes.close_idle()
+            self.pool.wanted = self._users > 0
+            return [] if self._users else self.pool.close_idle()
 
-    # --- what senders report -----------------------------------------------------------------------------
+    # --- outcomes of sends -------------------------------------------------------------------------------
 
     def accepted(self, messages: int, operations: int) -> None:
-        """The primary has accepted a send."""
+        """Count a send that the primary has accepted."""
         with self._lock:
             self.sent += messages
             self.billed += operations
-            if self.health.state is State.AVAILABLE:  # nearly always
+            if self.health.state is State.AVAILABLE:
                 self._well_at = time.monotonic()
                 return
-            news = self._change(self.health.succeeded(time.monotonic()))
-        self._announce(news)
+            change = self._change(self.health.succeeded(time.monotonic()))
+        self._announce(change)
 
     def was_parked(self, messages: int) -> None:
+        """Count messages that a backlog queue has accepted."""
         with self._lock:
             self.parked += messages
 
     def failed(self, error: Exception, sent_at: float) -> Health:
-        """A send that was begun then has failed in a way that counts; the health after it."""
+        """Count a failure of a send that began at `sent_at`; return the health after it."""
         interval = self._options.seconds("failover_interval")
         with self._lock:
             self._last_error = datetime.now(timezone.utc), describe_error(error)
             before = self.health if self._well_at is None else self.health.succeeded(self._well_at)
             self._well_at = None
-            news = self._change(before.failed(time.monotonic(), interval, sent_at))
+            change = self._change(before.failed(time.monotonic(), interval, sent_at))
             health = self.health
-        self._announce(news)
+        self._announce(change)
         return health
 
-    def _change(self, after: Health) -> _News:
-        """Adopt a new state, under the lock; what is to be told about it when the lock is free again."""
+    def _change(self, after: Health) -> _Change:
+        """Adopt a new state, under the lock; return the event to emit when the lock is free again."""
         before = self.health
         if before.state is after.state:
             self.health = after
             return ()
         if after.state is State.FAILED_OVER and before.state is not State.UNUSABLE:
-            # First: without a task that pings, nobody would ever find it back.
+            # First: if no thread can be started to ping it, it would never fail back.
             threading.Thread(target=self._ping_until_back, name=f"pairbus-ping {self.name}", daemon=True).start()
-            self.lanes.drop_idle()  # they lead to where nobody answers, and would be taken up again after the failback
+            self.pool.drop_idle()  # they would be used again after the failback
         self.health = after
         self._since = datetime.now(timezone.utc)
         if after.state is State.SUSPECT:
@@ -134,18 +136,20 @@ class Entity:
         self.refusal = None
         return (events.RECOVERED if before.state is State.SUSPECT else events.FAILED_BACK), None
 
-    def _announce(self, news: _News) -> None:
-        if news:
-            kind, why = news
-            self._tell(kind, entity=self.name, **({"error": why[1]} if why else {}))
+    def _announce(self, change: _Change) -> None:
+        """Emit the event of a change, if there is one."""
+        if change:
+            kind, why = change
+            self._emit(kind, entity=self.name, **({"error": why[1]} if why else {}))
 
     # --- pings -------------------------------------------------------------------------------------------
 
     def _ping_until_back(self) -> None:
+        """Ping at every interval until the entity takes sends again, or the pairing closes."""
         interval = self._options.seconds("ping_primary_interval")
         due = time.monotonic() + interval
         while not self._closing.wait(max(due - time.monotonic(), 0.0)):
-            # From start to start, however long one takes. Those that were due while it was under way are one: the next.
+            # From start to start, however long one takes. Those that were due while it ran are one: the next.
             due += interval
             error: Exception | None = None
             try:
@@ -153,55 +157,60 @@ class Entity:
             except Exception as failure:
                 error = failure
             if self._closing.is_set():
-                return
-            with self._lock:
-                now = time.monotonic()
-                self._last_ping = datetime.now(timezone.utc), None if error is None else describe_error(error)
-                news: _News = ()
-                if error is None:
-                    news = self._change(self.health.ping_answered(now))
-                elif is_shortage(error) or means(error) is Meaning.BUSY:
-                    pass  # not of the entity: one that is refused stays so, and nothing is parked for it
-                elif means(error) is Meaning.CONFIGURATION and not is_unnamed(error):
-                    self.refusal = error
-                    news = self._change(self.health.ping_refused(now))
-                else:
-                    news = self._change(self.health.ping_failed(now))
-                back = self.health.goes_to_primary
-            self._announce(news)
-            if back:
-                return  # whatever its health is by now: the next failover has a task of its own
-            if error is not None and not news:
-                self._tell(events.PING_FAILED, entity=self.name, error=describe_error(error))
+                return  # a ping that the pairing's end has cut says nothing
+            if self._adopt_ping(error):
+                return  # whatever its health is by now: the next failover starts a thread of its own
             due = max(due, time.monotonic())
 
+    def _adopt_ping(self, error: Exception | None) -> bool:
+        """Adopt the outcome of a ping; return True if the entity takes sends again."""
+        with self._lock:
+            self._last_ping = datetime.now(timezone.utc), None if error is None else describe_error(error)
+            change = self._change(self._health_after_ping(error, time.monotonic()))
+            is_back = self.health.goes_to_primary
+        self._announce(change)
+        if error is not None and not change and not is_back:
+            self._emit(events.PING_FAILED, entity=self.name, error=describe_error(error))
+        return is_back
+
+    def _health_after_ping(self, error: Exception | None, now: float) -> Health:
+        if error is None:
+            return self.health.ping_answered(now)
+        if is_shortage(error) or meaning_of(error) is Meaning.BUSY:
+            return self.health  # not the entity's fault; an unusable one stays so, and nothing is parked for it
+        if meaning_of(error) is Meaning.CONFIGURATION and not is_unnamed(error):
+            self.refusal = error
+            return self.health.ping_refused(now)
+        return self.health.ping_failed(now)
+
     def _ping(self) -> None:
-        """One ping, on a connection of its own."""
-        lane = self.lanes.take_new()
-        self._pinging = lane
-        if self._closing.is_set():  # it may have looked for a ping to stop before there was one
-            lane.cut()
+        """Ping once, on a connection of its own."""
+        connection = self.pool.take_new()
+        self._ping_connection = connection
+        if self._closing.is_set():  # `stop_pings` may have come before there was a connection
+            connection.cut()
         timeout = self._options.seconds("ping_timeout")
         try:
-            # Event Hubs would deliver a message like any other.
+            # Event Hubs would deliver a ping message like any other.
             if self._options.ping == "attach" or self.event_hubs is not None:
-                lane.open(timeout)
+                connection.open(timeout)
             else:
-                lane.send(ping_message(), timeout)
+                connection.send(ping_message(), timeout)
                 self._operations.add("ping", operations_of(0))
         finally:
-            self._pinging = None
-            self.lanes.drop(lane)
+            self._ping_connection = None
+            self.pool.drop(connection)
 
     def stop_pings(self) -> None:
-        """The pairing closes: whatever ping is under way ends now."""
-        lane = self._pinging
-        if lane is not None:
-            lane.cut()
+        """Cut the ping that runs; the pairing is closing."""
+        connection = self._ping_connection
+        if connection is not None:
+            connection.cut()
 
-    # --- what is known -----------------------------------------------------------------------------------
+    # --- status ------------------------------------------------------------------------------------------
 
     def status(self) -> EntityStatus:
+        """Return all that is known of the entity, at this moment."""
         with self._lock:
             return EntityStatus(
                 path=self.path,
@@ -218,7 +227,7 @@ class Entity:
 
 
 def ping_message() -> Any:
-    """A message that Service Bus takes, of any session, and never delivers."""
+    """Return a message that Service Bus accepts in any entity and drops after a second."""
     return ServiceBusMessage(
         b"", content_type=PING_CONTENT_TYPE, time_to_live=timedelta(seconds=1), session_id=str(uuid.uuid4())
     )

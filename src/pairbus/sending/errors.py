@@ -1,4 +1,4 @@
-"""The errors of a paired sender that are the SDK's as well: whoever catches those catches these. See `errors`."""
+"""Errors of a paired sender that are errors of the SDK as well, so that a handler for those catches them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pairbus.errors import PairbusError
 
 
 class NotParkableError(PairbusError, MessageSizeExceededError):
-    """A message that no backlog queue can hold: too large with what parking adds, or using a name that parking needs.
+    """A message that no backlog queue can hold: too large with the bytes that parking adds, or using a reserved name.
 
-    `messages` are the ones that were not accepted anywhere, the one that is meant among them; `size`, `limit` and
-    `added` are in bytes, `property_name` is the name that is taken, where that is the reason.
+    `messages` are the ones that were not accepted anywhere, this one among them; `size`, `limit` and `added` are in
+    bytes; `property_name` is the reserved name, where that is the reason.
     """
 
-    __module__ = "pairbus.errors"  # where one looks for it
+    __module__ = "pairbus.errors"  # its public place
 
     def __init__(
         self,

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pairbus.errors import NotSupportedError, OptionError
 from pairbus.options import Namespace
 
-from .backlog import Parkable
-from .sdk.prepared import Prepared
-from .sdk.service_bus import STANDARD_LIMIT
+from .parcel import Parkable
+from .sdk.batches import STANDARD_LIMIT
+from .sdk.prepared_send import PreparedSend
 from .sender import PairedSender, bound
 
 if TYPE_CHECKING:
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
 
 
 def check_event_hubs(event_hubs: Namespace, primary: Namespace, secondary: Namespace) -> None:
-    """Refuse what cannot be a namespace of event hubs beside these two, or cannot be used for want of its SDK."""
+    """Raise OptionError if this cannot be a namespace of event hubs beside these two, or its SDK is not installed."""
     for role, other in (("primary", primary), ("secondary", secondary)):
         if event_hubs.host.lower() == other.host.lower():
             raise OptionError(
                 f"event_hubs and {role} are the same namespace, {other.host}: event_hubs must be a namespace "
                 "of Event Hubs, not one of Service Bus"
             )
-    eventhub_sdk()
+    event_hub_sender()
 
 
-def eventhub_sdk() -> Any:
-    """The module that knows azure-eventhub, if that is installed."""
+def event_hub_sender() -> Any:
+    """Return the module that uses azure-eventhub; raise OptionError if that cannot be imported."""
     try:
         return importlib.import_module(".sdk.event_hub_sender", __package__)
     except ImportError as error:
         raise OptionError(
-            "event_hubs needs azure-eventhub, 5.15 or later, which could not be imported: install pairbus "
+            f"event_hubs needs azure-eventhub, 5.15 or later, which could not be imported ({error}): install pairbus "
             "with its extra 'eventhubs'"
         ) from error
 
 
 class _PartitionSender(PairedSender):
-    """The paired sender to a hub or to one partition; a producer has as many as it was asked for."""
+    """The paired sender to a hub or to one partition of it."""
 
     @property
     def fully_qualified_namespace(self) -> str:
@@ -60,21 +60,22 @@ class _PartitionSender(PairedSender):
         assert host is not None
         return host
 
-    def send(self, prepared: Prepared, timeout: float) -> None:
+    def send(self, prepared: PreparedSend, timeout: float) -> None:
+        """Send prepared events, or park them while the hub is down."""
         self._deliver(prepared, timeout, prepared.count)
 
     def limit(self) -> int:
-        """The largest batch that the hub takes; while it is down the last known, or what every hub takes."""
-        return self._entity.lanes.limit or self._ask_limit()
+        """Return the largest batch that the hub takes; while it is down the last known, or what every hub takes."""
+        return self._entity.pool.limit or self._ask_limit()
 
     @property
     def known_limit(self) -> int:
-        """The same, 0 if no link was open yet."""
-        return self._entity.lanes.limit
+        """The largest batch that the hub takes; 0 if no link was open yet."""
+        return self._entity.pool.limit
 
     def _ask_limit(self) -> int:
         self._open()
-        return self._entity.lanes.limit or STANDARD_LIMIT
+        return self._entity.pool.limit or STANDARD_LIMIT
 
 
 class PairedEventHubProducer:
@@ -95,7 +96,7 @@ class PairedEventHubProducer:
         self.eventhub_name = eventhub_name
         self._pairing = pairing
         self._namespace = pairing.event_hubs
-        self._sdk = eventhub_sdk()
+        self._sdk = event_hub_sender()
         self._senders: dict[str | None, _PartitionSender] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -119,13 +120,13 @@ class PairedEventHubProducer:
         partition_key: str | None = None,
         **kwargs: Any,
     ) -> None:
-        """Send one event; returns when the hub or a backlog queue has accepted it.
+        """Send one event; return when the hub or a backlog queue has accepted it.
 
         `timeout` bounds the send to either namespace, instead of `send_timeout`. An error carries the events that were
         not accepted anywhere in its attribute `messages`.
         """
         _warn_of(kwargs)
-        with _carrying([event_data]):
+        with self._carrying([event_data]):
             sender, seconds = self._sender(partition_id), self._bound(timeout)
             prepared = self._one(event_data, partition_key)
         sender.send(prepared, seconds)
@@ -139,15 +140,15 @@ class PairedEventHubProducer:
         partition_key: str | None = None,
         **kwargs: Any,
     ) -> None:
-        """Send a batch, or a list of events as one; returns when the hub or backlog queues have accepted all of it.
+        """Send a batch, or a list of events as one; return when the hub or backlog queues have accepted all of it.
 
         See `send_event`.
         """
         _warn_of(kwargs)
         given = event_data_batch if isinstance(event_data_batch, self._sdk.EventDataBatch) else []
-        with _carrying(given):
+        with self._carrying(given):
             if given is not event_data_batch:
-                for each in event_data_batch:  # one by one: an error midway carries those that came before it
+                for each in event_data_batch:  # one by one: an error of the iterable carries those before it
                     given.append(each)
             prepared, sender = self._several(given, partition_id, partition_key)
             seconds = self._bound(timeout)
@@ -162,7 +163,7 @@ class PairedEventHubProducer:
         max_size_in_bytes: int | None = None,
         **kwargs: Any,
     ) -> EventDataBatch:
-        """A batch to add events to, with the hub's limit; the last known one while the hub is down."""
+        """Return a batch to add events to, with the hub's limit; the last known one while the hub is down."""
         _warn_of(kwargs)
         _check_partition(partition_id)
         limit = self._sender(None).limit()
@@ -175,8 +176,10 @@ class PairedEventHubProducer:
     def can_park(
         self, event_data: Any, *, partition_id: str | None = None, partition_key: str | None = None
     ) -> Parkable:
-        """Whether an event could be parked, should the hub fail; tells sizes and, if not, why. Of several, for the one
-        that fits least."""
+        """Return whether an event could be parked, should the hub fail: its sizes and, if not, the reason.
+
+        Of several events, the answer is for the largest.
+        """
         if isinstance(event_data, (list, tuple, self._sdk.EventDataBatch)):
             prepared, sender = self._several(event_data, partition_id, partition_key)
         else:
@@ -184,11 +187,20 @@ class PairedEventHubProducer:
             prepared = self._one(event_data, partition_key)
         return sender.can_park(prepared)
 
-    def _one(self, event: Any, partition_key: Any) -> Prepared:
-        prepared: Prepared = self._sdk.one_event(event, self._namespace.host, self.eventhub_name, partition_key)
+    @contextmanager
+    def _carrying(self, events: Any) -> Iterator[None]:
+        """Attach all events to an error that is raised before anything is sent."""
+        try:
+            yield
+        except Exception as error:
+            error.messages = self._sdk.events_of(events)  # type: ignore[attr-defined]
+            raise
+
+    def _one(self, event: Any, partition_key: Any) -> PreparedSend:
+        prepared: PreparedSend = self._sdk.one_event(event, self._namespace.host, self.eventhub_name, partition_key)
         return prepared
 
-    def _several(self, events: Any, partition_id: Any, partition_key: Any) -> tuple[Prepared, _PartitionSender]:
+    def _several(self, events: Any, partition_id: Any, partition_key: Any) -> tuple[PreparedSend, _PartitionSender]:
         sdk, host = self._sdk, self._namespace.host
         if isinstance(events, sdk.EventDataBatch):
             if partition_id or partition_key:
@@ -196,9 +208,9 @@ class PairedEventHubProducer:
                     "partition_id and partition_key should be None when sending an EventDataBatch "
                     "because type EventDataBatch itself may have partition_id or partition_key"
                 )
-            return sdk.whole_batch(events), self._sender(events._partition_id)
+            return sdk.whole_batch(events), self._sender(sdk.partition_of(events))
         sender = self._sender(partition_id)
-        # Where no link has told a limit yet, the one that opens does.
+        # Before a link is open the limit is unknown; the link that opens checks it.
         limit = sender.known_limit or sdk.UNLIMITED
         return sdk.several_events(list(events), host, self.eventhub_name, partition_id, partition_key, limit), sender
 
@@ -209,7 +221,7 @@ class PairedEventHubProducer:
         return batch
 
     def _bound(self, timeout: float | None) -> float:
-        """How long a send may take. As in the SDK 0 means the default; there is always one."""
+        """Return the seconds that a send may take. As in the SDK, 0 stands for the default."""
         return bound(self._pairing.options.seconds("send_timeout") if timeout is None or timeout == 0 else timeout)
 
     def _sender(self, partition_id: str | None) -> _PartitionSender:
@@ -219,7 +231,7 @@ class PairedEventHubProducer:
         with self._lock:
             sender = self._senders.get(partition_id)
             if sender is None:
-                self._check()  # nobody would close one that is made after the others were
+                self._check()  # again: `close` would miss one that is made after it
                 hub = self.eventhub_name
                 make = partial(self._sdk.HubSender, self._namespace, hub, partition_id)
                 path = hub if partition_id is None else f"{hub}/Partitions/{partition_id}"
@@ -227,27 +239,27 @@ class PairedEventHubProducer:
                 sender = self._senders[partition_id] = _PartitionSender(self._pairing, entity)
         return sender
 
-    # --- what a paired producer does not do ------------------------------------------------------------------
+    # --- not supported ---------------------------------------------------------------------------------------
 
     def get_eventhub_properties(self) -> NoReturn:
-        """Not available: only the hub itself can tell."""
+        """Raise NotSupportedError: only the hub itself can answer, and it may be down."""
         raise _not_supported("get_eventhub_properties")
 
     def get_partition_ids(self) -> NoReturn:
-        """Not available: only the hub itself can tell."""
+        """Raise NotSupportedError: only the hub itself can answer, and it may be down."""
         raise _not_supported("get_partition_ids")
 
     def get_partition_properties(self, partition_id: str) -> NoReturn:
-        """Not available: only the hub itself can tell."""
+        """Raise NotSupportedError: only the hub itself can answer, and it may be down."""
         raise _not_supported("get_partition_properties")
 
     def flush(self, *, timeout: float | None = None, **kwargs: Any) -> None:
-        """Nothing is buffered: a send that has returned was accepted."""
+        """Do nothing: nothing is buffered, and a send that has returned was accepted."""
 
     # --- open and close ------------------------------------------------------------------------------------
 
     def __enter__(self) -> PairedEventHubProducer:
-        """Links are opened by the first send to each partition, as in the SDK."""
+        """Open nothing yet: the first send to each partition opens its link, as in the SDK."""
         self._check()
         return self
 
@@ -255,7 +267,7 @@ class PairedEventHubProducer:
         self.close()
 
     def close(self, *, flush: bool = True, timeout: float | None = None, **kwargs: Any) -> None:
-        """Close this producer; sends that are under way end as they would have."""
+        """Close this producer; sends that run end as they would have."""
         with self._lock:
             self._closed = True
             senders = list(self._senders.values())
@@ -273,16 +285,6 @@ class PairedEventHubProducer:
         self._pairing.check()
 
 
-@contextmanager
-def _carrying(events: Any) -> Iterator[None]:
-    """What is refused before anything is sent carries all of it."""
-    try:
-        yield
-    except Exception as error:
-        error.messages = list(getattr(events, "_internal_events", events))  # type: ignore[attr-defined]
-        raise
-
-
 def _check_partition(partition_id: Any) -> None:
     if partition_id is not None and not isinstance(partition_id, str):
         raise TypeError(f"partition_id must be a string such as '0', not {partition_id!r}")
@@ -290,8 +292,8 @@ def _check_partition(partition_id: Any) -> None:
 
 def _not_supported(name: str) -> NotSupportedError:
     return NotSupportedError(
-        f"{name} is not available on a paired producer: only the hub itself can tell, and it may be down. Ask with an "
-        "EventHubProducerClient of its namespace"
+        f"{name} is not available on a paired producer: only the hub itself can answer, and it may be down. Ask "
+        "with an EventHubProducerClient of its namespace"
     )
 
 

@@ -1,4 +1,4 @@
-"""What happened to a pairing: each event goes to the log, and to a callback on a thread of its own."""
+"""Events of a pairing: each goes to the log, and to a callback on a thread of its own."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _LEVELS = {
     HALF_FAULTED: logging.ERROR,
     SYPHON_ENDED: logging.ERROR,
 }
-#: So many events wait for a callback that does not keep up; more are only logged.
+#: Events that may wait for a slow callback; more are only logged.
 _WAITING = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened: to which entity or backlog queue, when, and what is known about it."""
+    """One event of a pairing: its kind, the entity or backlog queue, the time, and details."""
 
     kind: str
     primary: str
@@ -60,21 +60,22 @@ class Event:
 
 
 class Announcer:
-    """Tells events to the log and to the caller's callback, which can neither block nor break a send."""
+    """The log and the caller's callback, as receivers of events; neither can block or break a send."""
 
     def __init__(self, callback: Callable[[Event], object] | None) -> None:
         self._callback = callback
         self._queue: queue.Queue[Event | None] = queue.Queue(_WAITING)
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
-        #: Whether it was told that the callback misses events.
+        #: True once a warning was logged that the callback misses events.
         self._is_behind = False
         if callback is not None:
             self._thread = threading.Thread(target=self._run, name="pairbus-events", daemon=True)
             self._thread.start()
 
-    def tell(self, event: Event) -> None:
-        # A log handler that is broken must not break a send or a ping; and where could it be told?
+    def announce(self, event: Event) -> None:
+        """Log an event, and queue it for the callback."""
+        # A broken log handler must not break a send or a ping.
         with contextlib.suppress(Exception):
             log.log(_LEVELS.get(event.kind, logging.INFO), "%s", event, extra={"pairbus": asdict(event)})
         if self._thread is None:
@@ -85,10 +86,10 @@ class Announcer:
             if not self._is_behind:
                 self._is_behind = True
                 with contextlib.suppress(Exception):
-                    log.warning("on_event does not keep up: %d events wait for it, more are only logged", _WAITING)
+                    log.warning("on_event is slow: %d events wait for it; further ones are only logged", _WAITING)
 
     def close(self, timeout: float) -> None:
-        """Let the callback hear what is left, for a while."""
+        """Wait until the callback has had all events, or the time is up."""
         if self._thread is None:
             return
         self._ending.set()
@@ -102,7 +103,7 @@ class Announcer:
         while (event := self._queue.get()) is not None:
             try:
                 self._callback(event)
-            except BaseException:  # sys.exit() in it, too: it is still to hear what comes after
-                log.exception("the callback for events failed on %r", event.kind)
+            except BaseException:  # sys.exit() in it, too
+                log.exception("on_event failed for %r; it is called again for the next event", event.kind)
             if self._ending.is_set() and self._queue.empty():
                 return

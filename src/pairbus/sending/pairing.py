@@ -1,4 +1,4 @@
-"""A pairing: two namespaces, their backlog queues, the entities that are sent to, and the end of all that."""
+"""A pairing: two namespaces, their backlog queues and the entities that are sent to, from opening to closing."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from pairbus.runtime.redaction import describe_error
 
 from . import events
 from .backlog import Backlog
-from .connections import Guard, Lanes
-from .credential_check import Inquiry, KeyInquiry, TokenInquiry, gives_tokens, is_for_all
-from .embedded_syphon import PairingSyphon
+from .connections import ConnectionPool, ConnectionWatchdog
+from .credential_check import CredentialCheck, KeyCheck, TokenCheck, gives_tokens, is_for_all
+from .embedded_syphon import EmbeddedSyphon
 from .entity import Entity, entity_name
-from .event_hubs import PairedEventHubProducer, check_event_hubs, eventhub_sdk
+from .event_hubs import PairedEventHubProducer, check_event_hubs, event_hub_sender
 from .events import Announcer, Event
 from .provisioning import provision
-from .sdk.service_bus import TOKEN_SCOPE, again, sender_to, service_bus_client
+from .sdk.clients import TOKEN_SCOPE, sender_to, service_bus_client
+from .sdk.clone_error import clone_error
 from .sender import PairedSender
 from .status import Operations, PairingStatus
 
-#: How long one half may be open when the other is closed, and how long closing waits for connections to end.
+#: Seconds that one half may stay open when the other is closed, and that closing waits for connections.
 _HALF_SECONDS = 5.0
-#: How long one management call may take.
+#: Seconds that one management call may take.
 _MANAGEMENT_SECONDS = 30.0
 
 
@@ -41,10 +42,27 @@ def pair_namespaces(
     *,
     event_hubs: Namespace | None = None,
 ) -> PairedNamespace:
-    """Pair two namespaces; returns when every backlog queue was found or made, or as many as could be.
+    """Pair two namespaces; return when as many backlog queues as possible were found or made.
 
-    Raises `PairingError` if a credential is refused for good: the secondary's or the primary's.
-    `event_hubs` is a namespace of Event Hubs, whose hubs are sent to as well; it needs `pairbus[eventhubs]`.
+    Parameters
+    ----------
+    primary
+        The namespace that messages are sent to.
+    secondary
+        The namespace of the backlog queues.
+    options
+        All else; the defaults if not given.
+    event_hubs
+        A namespace of Event Hubs, whose hubs are sent to as well; it needs `pairbus[eventhubs]`.
+
+    Raises
+    ------
+    OptionError
+        An argument is of the wrong class, or two namespaces are the same.
+    PairingError
+        A credential is refused for good.
+    ProvisioningError
+        There is no backlog queue that could be used.
     """
     given: Any
     for name, given in (("primary", primary), ("secondary", secondary)):
@@ -61,16 +79,16 @@ def pair_namespaces(
     return PairedNamespace(primary, secondary, options, event_hubs)
 
 
-def _ask(primary: Namespace, secondary: Namespace, event_hubs: Namespace | None) -> list[Inquiry]:
-    """Try the credentials that provisioning does not use, while it is under way."""
-    found: list[Inquiry] = []
+def _check_credentials(primary: Namespace, secondary: Namespace, event_hubs: Namespace | None) -> list[CredentialCheck]:
+    """Start to try the credentials that provisioning does not use."""
+    found: list[CredentialCheck] = []
     if not gives_tokens(primary):
         if is_for_all(primary):
-            found.append(KeyInquiry("the primary", primary))
+            found.append(KeyCheck("the primary", primary))
     elif primary.credential is not secondary.credential:
-        found.append(TokenInquiry("the primary", primary, TOKEN_SCOPE))
+        found.append(TokenCheck("the primary", primary, TOKEN_SCOPE))
     if event_hubs is not None and gives_tokens(event_hubs):
-        found.append(TokenInquiry("the event hubs namespace", event_hubs, eventhub_sdk().TOKEN_SCOPE))
+        found.append(TokenCheck("the event hubs namespace", event_hubs, event_hub_sender().TOKEN_SCOPE))
     return found
 
 
@@ -85,12 +103,12 @@ class Half:
         self.error: Exception | None = None
 
     def close(self) -> None:
-        """Close this half; the other is to be closed within 5 s, or it is faulted."""
+        """Close this half; unless the other is closed within 5 s, it is faulted."""
         if not self._pairing.forked:
             self._pairing._half_closed(self)
 
     def fault(self, error: Exception) -> None:
-        """This half cannot go on: its sends raise this error from now on."""
+        """Declare that this half cannot go on: sends raise this error from now on."""
         self._pairing.refuse_fork()
         given: Any = error
         if not isinstance(given, Exception):
@@ -115,24 +133,24 @@ class PairedNamespace:
         self.closing = threading.Event()
         self._pid = os.getpid()
         self._operations = Operations()
-        # Kept, so that the last tokens outlive the connections that they were for.
+        # Referenced here, so that the last tokens outlive the connections that they were for.
         self._credentials = [
             deadline_credential(each.credential) for each in (primary, secondary, event_hubs) if each is not None
         ]
-        inquiries = _ask(primary, secondary, event_hubs)
+        checks = _check_credentials(primary, secondary, event_hubs)
         provisioned = provision(primary, secondary, options.backlog_queue_count, self._operations, _MANAGEMENT_SECONDS)
-        for inquiry in inquiries:
-            inquiry.check()
+        for check in checks:
+            check.check()
         self._missing = provisioned.missing
         self._lock = threading.Lock()
         self._entities: dict[str, Entity] = {}
-        #: Why nothing can be sent any more, if so.
+        #: The error that every send raises once a half is closed or faulted.
         self.ended: Exception | None = None
         self._finished = False
         self._fault_timer: threading.Timer | None = None
         self.primary = Half(self, "primary", primary)
         self.secondary = Half(self, "secondary", secondary)
-        self._guard = Guard()
+        self._watchdog = ConnectionWatchdog()
         self._announcer = Announcer(options.on_event)
         timeout = options.seconds("send_timeout")
         self._primary_client = service_bus_client(primary, timeout)
@@ -140,23 +158,23 @@ class PairedNamespace:
             service_bus_client(secondary, timeout),
             provisioned,
             options,
-            self._guard,
+            self._watchdog,
             self._operations,
-            self._tell,
+            self._emit,
             self.closing,
         )
-        self._syphon: PairingSyphon | None = None
+        self._syphon: EmbeddedSyphon | None = None
         if options.enable_syphon:
             try:
-                self._syphon = PairingSyphon(primary, secondary, event_hubs, options, self._operations, self._tell)
+                self._syphon = EmbeddedSyphon(primary, secondary, event_hubs, options, self._operations, self._emit)
             except BaseException:
                 self.close()
                 raise
         for path, why in provisioned.missing.items():
-            self._tell(events.QUEUE_MISSING, queue=path, error=why)
+            self._emit(events.QUEUE_MISSING, queue=path, error=why)
         for queue in provisioned.queues:
             if queue.differences:
-                self._tell(events.QUEUE_DIFFERS, queue=queue.path, differences=dict(queue.differences))
+                self._emit(events.QUEUE_DIFFERS, queue=queue.path, differences=dict(queue.differences))
 
     # --- senders -----------------------------------------------------------------------------------------
 
@@ -167,7 +185,7 @@ class PairedNamespace:
         client_identifier: str | None = None,
         socket_timeout: float | None = None,
     ) -> PairedSender:
-        """A sender to a queue of the primary.
+        """Return a sender to a queue of the primary.
 
         Senders to one entity share its connections; the first one's `socket_timeout` holds for all of them.
         """
@@ -180,11 +198,11 @@ class PairedNamespace:
         client_identifier: str | None = None,
         socket_timeout: float | None = None,
     ) -> PairedSender:
-        """A sender to a topic of the primary; see `get_queue_sender`."""
+        """Return a sender to a topic of the primary; see `get_queue_sender`."""
         return self._sender(topic_name, client_identifier, socket_timeout)
 
     def get_event_hub_producer(self, eventhub_name: str) -> PairedEventHubProducer:
-        """A producer to an event hub of the namespace that was given as `event_hubs`."""
+        """Return a producer to an event hub of the namespace that was given as `event_hubs`."""
         self.check()
         return PairedEventHubProducer(self, eventhub_name)
 
@@ -196,26 +214,26 @@ class PairedNamespace:
         return PairedSender(self, self.entity(path, make), client_identifier)
 
     def entity(self, path: str, make: Callable[[], Any], event_hubs: str | None = None) -> Entity:
-        """The one entity of that path, of the primary or of the event hubs' host; `make` makes a sender to it."""
-        # The service does not tell names apart by case: nor does a sender's health.
+        """Return the one entity of that path; `make` makes a sender to it, `event_hubs` is the host of a hub."""
+        # The service does not distinguish names by case, so neither does an entity's health.
         path = path.strip("/")
         key = entity_name(path, event_hubs).lower()
         with self._lock:
             entity = self._entities.get(key)
             if entity is None:
-                lanes = Lanes(make, self._guard)
-                entity = Entity(path, lanes, self.options, self._operations, self._tell, self.closing, event_hubs)
+                pool = ConnectionPool(make, self._watchdog)
+                entity = Entity(path, pool, self.options, self._operations, self._emit, self.closing, event_hubs)
                 self._entities[key] = entity
         return entity
 
     def namespace_of(self, entity: Entity) -> str | None:
-        """The host that a parked message must name because it is not the primary's."""
+        """Return the host that a parked message must name; None for an entity of the primary."""
         return entity.event_hubs
 
-    # --- what is known -----------------------------------------------------------------------------------
+    # --- status ------------------------------------------------------------------------------------------
 
     def status(self) -> PairingStatus:
-        """Everything that is known, at this moment."""
+        """Return all that is known of the pairing, at this moment."""
         self.refuse_fork()
         with self._lock:
             entities = dict(self._entities)
@@ -233,27 +251,27 @@ class PairedNamespace:
 
     @property
     def backlog_queue_count(self) -> int:
-        """How many backlog queues are really available."""
+        """The number of backlog queues that can be used."""
         return self.options.backlog_queue_count - len(self._missing)
 
     def __repr__(self) -> str:
         return f"<PairedNamespace {self.primary!r} {self.secondary!r}>"
 
-    def _tell(self, kind: str, *, entity: str | None = None, queue: str | None = None, **details: Any) -> None:
-        self._announcer.tell(Event(kind, self.primary.namespace.name, entity, queue, details))
+    def _emit(self, kind: str, *, entity: str | None = None, queue: str | None = None, **details: Any) -> None:
+        self._announcer.announce(Event(kind, self.primary.namespace.name, entity, queue, details))
         if kind == events.FAILED_BACK and self._syphon is not None:
             self._syphon.wake()
 
-    # --- where it may be used ------------------------------------------------------------------------------
+    # --- checks --------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Refuse use after the end, or in a process that a fork has made."""
+        """Raise if the pairing has ended, or if this process was forked from the one that opened it."""
         if self.ended is not None:
-            raise again(self.ended)
+            raise clone_error(self.ended)
         self.refuse_fork()
 
     def refuse_fork(self) -> None:
-        """Refuse use in a process that a fork has made, where another thread's lock may be held for ever."""
+        """Raise in a process that was forked, where another thread's lock may be held for ever."""
         if self.forked:
             raise PairingError(
                 f"this pairing was opened in process {self._pid} and is used in {os.getpid()}, which a fork has made: "
@@ -262,7 +280,7 @@ class PairedNamespace:
 
     @property
     def forked(self) -> bool:
-        """Whether this is another process than the one that has made it: its connections are not ours to use or end."""
+        """True in a process that was forked from the one that opened the pairing; the connections are not its own."""
         return os.getpid() != self._pid
 
     def __reduce__(self) -> NoReturn:
@@ -283,7 +301,7 @@ class PairedNamespace:
         self.close()
 
     def close(self) -> None:
-        """Close both halves, stop pings and syphon; sends that are under way are cut off after 5 s. Once is enough."""
+        """Close both halves, stop pings and syphon; sends that still run after 5 s are cut. Later calls do nothing."""
         if self.forked:
             return
         with self._lock:
@@ -296,24 +314,24 @@ class PairedNamespace:
         deadline = time.monotonic() + _HALF_SECONDS
         ending = self.backlog.close()
         for entity in self._stop_pings():
-            ending += entity.lanes.close()
+            ending += entity.pool.close()
         for thread in ending:
             thread.join(max(deadline - time.monotonic(), 0.0))
         if self._syphon is not None:
             self._syphon.join(max(deadline - time.monotonic(), 0.0))
-        self._guard.finish(deadline)
-        self._finish(deadline)  # not before: what Ctrl-C interrupts can be done again
+        self._watchdog.stop(deadline)
+        self._finish(deadline)  # last: a close that Ctrl-C interrupts can be called again
 
     def _finish(self, deadline: float) -> None:
         with self._lock:
             if self._finished:
                 return  # closed by another thread at the same time
             self._finished = True
-        self._tell(events.CLOSED)
+        self._emit(events.CLOSED)
         self._announcer.close(max(deadline - time.monotonic(), 0.1))
 
     def _stop_pings(self) -> list[Entity]:
-        """No sender can use what a ping would find out: stop them all, and whoever waits to try again."""
+        """Stop pings and syphon, and wake the senders that wait to try again; return all entities."""
         self.closing.set()
         if self._syphon is not None:
             self._syphon.stop()
@@ -366,7 +384,7 @@ class PairedNamespace:
                 return
             half.error = self.ended = error
         self._stop_pings()
-        self._tell(events.HALF_FAULTED, half=half.role, error=describe_error(error))
+        self._emit(events.HALF_FAULTED, half=half.role, error=describe_error(error))
         if self._syphon is not None:
-            # Whoever moves messages between the two sees it at once: one half without the other is of no use to it.
+            # The syphon needs both halves.
             self._half_faulted(self._other(half), error)

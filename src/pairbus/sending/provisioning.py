@@ -1,7 +1,6 @@
-"""Backlog queues of the secondary: looked for, made where they are missing, reported where they differ, left out where
-they would lose what is parked in them.
+"""Provisioning of a pairing's backlog queues: missing ones are created, differences reported, unusable ones left out.
 
-Nothing is ever deleted or changed. Queues are looked after side by side, each worker with a client of its own.
+Nothing is ever deleted or changed. Several queues are provisioned at a time, on threads with a client each.
 """
 
 from __future__ import annotations
@@ -28,22 +27,24 @@ from pairbus.domain.backlog import PROPERTIES, differences, queue_path, unusable
 from pairbus.errors import PairingError, ProvisioningError
 from pairbus.options import Namespace
 from pairbus.runtime.administration import administration_client
+from pairbus.runtime.backoff import Backoff
 from pairbus.runtime.redaction import describe_error
 
-from .sdk.service_bus import PREMIUM_BATCH_LIMIT, STANDARD_LIMIT
+from .sdk.batches import PREMIUM_BATCH_LIMIT, STANDARD_LIMIT
 from .status import Operations
 
 _WORKERS = 8
 _TRIES = 3
-_PAUSE_SECONDS = 0.5
+#: Pauses between the tries for one queue.
+_BACKOFF = Backoff(first=0.5, longest=1.0)
 _UNAUTHORISED, _FORBIDDEN = 401, 403
-#: Nothing was heard from the host: that is not about one queue.
+#: Errors of a host that was not heard, which says nothing about one queue.
 _UNHEARD = (ServiceRequestError, ServiceResponseError)
 
 
 @dataclass(frozen=True, slots=True)
 class BacklogQueue:
-    """A backlog queue that exists: where it differs from what pairbus makes, and the largest batch it takes."""
+    """A backlog queue that exists, its differences from one that pairbus makes, and the largest batch it takes."""
 
     path: str
     differences: Mapping[str, tuple[Any, Any]]
@@ -52,7 +53,7 @@ class BacklogQueue:
 
 @dataclass(frozen=True, slots=True)
 class Provisioned:
-    """The backlog queues that can be used, and why the others cannot."""
+    """The backlog queues that can be used, and the reasons why the others cannot."""
 
     queues: tuple[BacklogQueue, ...]
     missing: Mapping[str, str]
@@ -61,50 +62,33 @@ class Provisioned:
 def provision(
     primary: Namespace, secondary: Namespace, count: int, operations: Operations, timeout: float
 ) -> Provisioned:
-    """Find or make the backlog queues of a pairing.
+    """Find or create the backlog queues of a pairing.
 
-    Raises `PairingError` at once if the caller may not, `ProvisioningError` if not one queue can be had.
+    Parameters
+    ----------
+    primary
+        The namespace whose name is part of the queues' paths.
+    secondary
+        The namespace that holds the queues.
+    count
+        The number of queues.
+    operations
+        Counts the management calls.
+    timeout
+        Seconds for one management call.
+
+    Raises
+    ------
+    PairingError
+        The credential may not look for queues or create them.
+    ProvisioningError
+        Not one queue can be used.
     """
-    # However many queues there are, a host that stops to answer is not waited for much longer than three tries take.
-    deadline = time.monotonic() + _TRIES * (timeout + _PAUSE_SECONDS)
-    refused: list[AzureError] = []
-    local = threading.local()
-    opened: list[ServiceBusAdministrationClient] = []
-
-    def client() -> ServiceBusAdministrationClient:
-        if not hasattr(local, "client"):
-            local.client = administration_client(secondary, timeout)
-            opened.append(local.client)
-        found: ServiceBusAdministrationClient = local.client
-        return found
-
-    def one(index: int) -> BacklogQueue | Exception:
-        if refused:
-            return refused[0]
-        if time.monotonic() > deadline:
-            return ServiceResponseError(f"not looked for: {secondary.host} took too long to answer about others")
-        try:
-            return _provide(client(), queue_path(primary.name, index), operations, deadline)
-        except AzureError as error:
-            if _is_unauthorised(error):
-                refused.append(error)
-            return error
-
+    provisioning = _Provisioning(primary, secondary, operations, timeout)
     try:
-        # The first goes ahead: a caller who may not look is refused once, not a hundred times, and a host that does not
-        # answer is waited for once.
-        results = [one(0)]
-        _refuse_unauthorised(results[0], secondary)
-        if isinstance(results[0], _UNHEARD) and count > 1:
-            results.append(one(1))  # it may have been that queue alone
-        if all(isinstance(result, _UNHEARD) for result in results):
-            results += results[:1] * (count - len(results))
-        elif len(results) < count:
-            with ThreadPoolExecutor(min(_WORKERS, count - len(results)), "pairbus-provision") as pool:
-                results += pool.map(one, range(len(results), count))
+        results = provisioning.run(count)
     finally:
-        for each in opened:
-            each.close()
+        provisioning.close()
     for result in results:
         _refuse_unauthorised(result, secondary)
     missing = {
@@ -113,27 +97,90 @@ def provision(
         if isinstance(result, Exception)
     }
     queues = tuple(result for result in results if isinstance(result, BacklogQueue))
-    if not queues and isinstance(results[0], _UNHEARD):
-        raise ProvisioningError(
+    if not queues:
+        raise _no_queue(primary, secondary, results[0], missing)
+    return Provisioned(queues, missing)
+
+
+class _Provisioning:
+    """The provisioning of all queues of one pairing."""
+
+    def __init__(self, primary: Namespace, secondary: Namespace, operations: Operations, timeout: float) -> None:
+        self._primary = primary
+        self._secondary = secondary
+        self._operations = operations
+        self._timeout = timeout
+        # However many queues there are, a host that stops answering is not waited for much longer than three tries.
+        self._deadline = time.monotonic() + _TRIES * (timeout + _BACKOFF.first)
+        self._refusal: AzureError | None = None
+        self._local = threading.local()
+        self._opened: list[ServiceBusAdministrationClient] = []
+
+    def run(self, count: int) -> list[BacklogQueue | Exception]:
+        """Return each queue, or the error that says why it cannot be used.
+
+        The first goes ahead: a caller without the right is refused once, and a silent host is waited for once.
+        """
+        results = [self._one(0)]
+        _refuse_unauthorised(results[0], self._secondary)
+        if isinstance(results[0], _UNHEARD) and count > 1:
+            results.append(self._one(1))  # it may have been the first queue alone
+        if all(isinstance(result, _UNHEARD) for result in results):
+            return results + results[:1] * (count - len(results))
+        if len(results) < count:
+            with ThreadPoolExecutor(min(_WORKERS, count - len(results)), "pairbus-provision") as pool:
+                results += pool.map(self._one, range(len(results), count))
+        return results
+
+    def _one(self, index: int) -> BacklogQueue | Exception:
+        if self._refusal is not None:
+            return self._refusal
+        if time.monotonic() > self._deadline:
+            return ServiceResponseError(f"not looked for: {self._secondary.host} took too long to answer about others")
+        try:
+            return _provide(self._client(), queue_path(self._primary.name, index), self._operations, self._deadline)
+        except AzureError as error:
+            if _is_unauthorised(error):
+                self._refusal = error
+            return error
+
+    def _client(self) -> ServiceBusAdministrationClient:
+        """Return this thread's client."""
+        if not hasattr(self._local, "client"):
+            self._local.client = administration_client(self._secondary, self._timeout)
+            self._opened.append(self._local.client)
+        found: ServiceBusAdministrationClient = self._local.client
+        return found
+
+    def close(self) -> None:
+        """Close the clients of all threads."""
+        for each in self._opened:
+            each.close()
+
+
+def _no_queue(
+    primary: Namespace, secondary: Namespace, first: BacklogQueue | Exception, missing: Mapping[str, str]
+) -> ProvisioningError:
+    """Return the error for a secondary without a single queue that can be used."""
+    if isinstance(first, _UNHEARD):
+        return ProvisioningError(
             f"the secondary {secondary.host} could not be asked for its backlog queues: "
-            f"{describe_error(results[0]).rstrip('.')}. Check its host, and its ca_file where a private authority has "
+            f"{describe_error(first).rstrip('.')}. Check its host, and its ca_file where a private authority has "
             "signed its certificate",
             missing,
         )
-    if not queues:
-        path, why = next(iter(missing.items()))
-        raise ProvisioningError(
-            f"{secondary.host} has no backlog queue of {primary.name} that could be used, and none could be made; "
-            f"{path}: {why}",
-            missing,
-        )
-    return Provisioned(queues, missing)
+    path, why = next(iter(missing.items()))
+    return ProvisioningError(
+        f"{secondary.host} has no backlog queue of {primary.name} that could be used, and none could be made; "
+        f"{path}: {why}",
+        missing,
+    )
 
 
 def _provide(
     client: ServiceBusAdministrationClient, path: str, operations: Operations, deadline: float
 ) -> BacklogQueue | Exception:
-    """One queue: look first, make it if it is missing, three tries. One that cannot be used is an error."""
+    """Find one queue or create it, in three tries; return an error for one that cannot be used."""
     for attempt in range(_TRIES):
         try:
             found = _look(client, path, operations)
@@ -143,39 +190,41 @@ def _provide(
                 operations.add("management", 1)
                 return _report(path, client.create_queue(path, **PROPERTIES), made=True)
             except ResourceExistsError:
-                found = _look(client, path, operations)  # another process was quicker
+                found = _look(client, path, operations)  # another process has just created it
                 if found is not None:
                     return _report(path, found, made=False)
                 raise
         except AzureError as error:
             if _is_unauthorised(error) or attempt + 1 == _TRIES or time.monotonic() > deadline:
                 raise
-            time.sleep(_PAUSE_SECONDS * (attempt + 1))
+            time.sleep(_BACKOFF.pause(attempt))
     raise AssertionError("unreachable")
 
 
 def _look(client: ServiceBusAdministrationClient, path: str, operations: Operations) -> QueueProperties | None:
+    """Return a queue's properties; None if it does not exist."""
     operations.add("management", 1)
     try:
         return client.get_queue(path)
     except ResourceNotFoundError:
         return None
     except HttpResponseError as error:
-        # To look is forbidden to strangers only; to create one more is, too, where a namespace is full.
+        # A read is refused only to a caller without the right; a creation also where the namespace is full.
         if error.status_code == _FORBIDDEN:
             raise ClientAuthenticationError(message=str(error), response=error.response) from error
         raise
-    except AttributeError:  # so the SDK stumbles over the description of a topic
+    except AttributeError:  # the SDK cannot read the description of a topic
         raise ResourceExistsError(f"{path} exists and is not a queue") from None
 
 
 def _report(path: str, found: QueueProperties, *, made: bool) -> BacklogQueue | Exception:
-    told = vars(found)
-    if (why := unusable(told)) is not None:
+    """Return a queue that can be used, with its differences, or the error that says why it cannot."""
+    properties = vars(found)
+    if (why := unusable(properties)) is not None:
         return ResourceExistsError(f"{path} exists and cannot be a backlog queue: {why}")
     kilobytes = getattr(found, "max_message_size_in_kilobytes", None)
     limit = min(kilobytes * 1024, PREMIUM_BATCH_LIMIT) if kilobytes else STANDARD_LIMIT
-    return BacklogQueue(path, {} if made else differences(told), limit)
+    return BacklogQueue(path, {} if made else differences(properties), limit)
 
 
 def _is_unauthorised(error: Exception) -> bool:
@@ -185,6 +234,7 @@ def _is_unauthorised(error: Exception) -> bool:
 
 
 def _refuse_unauthorised(result: BacklogQueue | Exception, secondary: Namespace) -> None:
+    """Raise PairingError if the credential was refused."""
     if isinstance(result, ClientAuthenticationError) and result.status_code is None:  # not by the service
         raise PairingError(
             f"the credential of the secondary {secondary.host} gives no token: {describe_error(result)}"

@@ -15,44 +15,41 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 
+from pairbus.domain.backlog import SenderQueue
 from pairbus.domain.conditions import Meaning
 from pairbus.domain.health import State
 from pairbus.errors import NotSupportedError
+from pairbus.runtime.backoff import Backoff
 
-from .backlog import Choice, Parcel, Parkable, Tried, examine
-from .sdk.classification import condition_of, is_timeout, is_unnamed, may_be_stale, means
-from .sdk.service_bus import (
-    STANDARD_LIMIT,
-    again,
-    billed,
-    destination,
-    empty_batch,
-    encoded_members,
-    is_many,
-    is_plain,
-    members,
-    unshared,
-)
+from .parcel import Parcel, Parkable, examine
+from .sdk.batches import STANDARD_LIMIT, empty_batch
+from .sdk.classification import amqp_condition, is_timeout, is_unnamed, may_be_stale, meaning_of
+from .sdk.clone_error import clone_error
+from .sdk.encoding import billed, encoded_members, is_many, members, span_attributes, unshared
 
 if TYPE_CHECKING:
+    from .attempt import Attempt
     from .entity import Entity
     from .pairing import PairedNamespace
 
-#: The SDK's own way of trying again: three times, after 1.6, 3.2 and 6.4 s.
-_RETRIES, _BACKOFF_SECONDS = 3, 0.8
-#: How often one call goes to the primary, should it come back and fail again while the call is under way.
+#: Retries as the SDK makes them by default: three, after 1.6, 3.2 and 6.4 s.
+_RETRIES, _RETRY_BACKOFF = 3, Backoff(first=1.6, longest=6.4)
+#: Times that one call goes to the primary, should it come back and fail again while the call runs.
 _ROUNDS = 2
-#: Conditions that the SDK reports when nothing was heard from the service: trying again soon tells nothing new.
+#: The least seconds that an attempt is given.
+_SHORTEST_SECONDS = 0.001
+#: Conditions of the SDK's own, for a service that was not heard: trying again soon would tell nothing new.
 _UNHEARD = {"amqp:socket-error", "amqp:unknown-error", "amqp:client-error"}
 
 
 class _Primary(Enum):
-    """What has become of a message that was to go to the primary."""
+    """The outcome of a send to the primary that raised nothing."""
 
     ACCEPTED = "accepted"
-    #: Failed over: it is parked, unless the primary comes back first.
+    #: The entity is failed over: the message is parked, unless the primary comes back first.
     AWAY = "away"
-    #: It has used up its time, but began before the primary was last seen well, so it fails nothing over: it is parked.
+    #: The time is used up. The send began before the primary was last seen well, so it fails nothing over, and is
+    #: parked.
     LATE = "late"
 
 
@@ -64,21 +61,22 @@ class PairedSender:
 
     def __init__(self, pairing: PairedNamespace, entity: Entity, client_identifier: str | None = None) -> None:
         self._pairing = pairing
-        #: As in the SDK: who is sending, for people. Connections are shared, so the service sees names of their own.
+        #: As in the SDK, a name for logs. Connections are shared, so the service sees other names.
         self.client_identifier = client_identifier or f"PairedSender-{uuid.uuid4()}"
         self._entity = entity
         self._options = pairing.options
         self._timeout = min(pairing.options.seconds("send_timeout"), threading.TIMEOUT_MAX / 4)
         self._backlog = pairing.backlog
-        self._destination = destination(self.fully_qualified_namespace, entity.path)
+        self._span_attributes = span_attributes(self.fully_qualified_namespace, entity.path)
         self._pid = getpid()
-        self._choice = Choice()
+        self._sender_queue = SenderQueue()
         self._closing_lock = threading.Lock()
         self._closed = False
         entity.join()
 
     @property
     def entity_name(self) -> str:
+        """The entity's path."""
         return self._entity.path
 
     @property
@@ -93,10 +91,20 @@ class PairedSender:
     # --- sending -----------------------------------------------------------------------------------------
 
     def send_messages(self, message: Any, *, timeout: float | None = None, **kwargs: Any) -> None:
-        """Send a message, several, or a batch; returns when the primary or a backlog queue has accepted all of it.
+        """Send a message, several, or a batch; return when the primary or a backlog queue has accepted all of it.
 
-        `timeout` bounds the send to either namespace, instead of `send_timeout`. An error carries the messages that
-        were not accepted anywhere in its attribute `messages`.
+        Parameters
+        ----------
+        message
+            All that the SDK's `send_messages` takes.
+        timeout
+            Seconds for the send to either namespace, instead of `send_timeout`.
+
+        Raises
+        ------
+        Exception
+            The SDK's errors, `NotParkableError`, `BacklogUnavailableError` or `PairedNamespaceClosedError`. The
+            attribute `messages` holds the messages that were not accepted anywhere.
         """
         if kwargs:
             warnings.warn(f"Unsupported keyword args: {kwargs}", stacklevel=2)
@@ -104,14 +112,11 @@ class PairedSender:
         try:
             self._check()
             timeout = self._timeout if timeout is None else bound(timeout)
-            if is_plain(message):
-                ready, count = message, 1
-            else:
-                if is_many(message) and not isinstance(message, ServiceBusMessageBatch):
-                    given = []
-                    for each in message:  # one by one: an error midway carries those that came before it
-                        given.append(each)
-                ready, count = _ready(given)
+            if is_many(message) and not isinstance(message, ServiceBusMessageBatch):
+                given = []
+                for each in message:  # one by one: an error of the iterable carries those that came before it
+                    given.append(each)
+            ready, count = _ready(given)
         except BaseException as error:
             error.messages = members(given)  # type: ignore[attr-defined]
             raise
@@ -119,89 +124,25 @@ class PairedSender:
             self._deliver(ready, timeout, count)
 
     def _deliver(self, message: Any, timeout: float, count: int) -> None:
-        """Send what is ready to be sent, the usual way first: on an open link to a primary that answers."""
-        entity = self._entity
-        if entity.health.goes_to_primary:
-            lane = entity.lanes.take()
-            if lane.opened:
-                began = time.monotonic()
-                try:
-                    lane.send(message, timeout)
-                except Exception as error:
-                    self._send(message, timeout, count, (lane, error, began))
-                    return
-                except BaseException as error:  # Ctrl-C: what goes on on this lane is nobody's any more
-                    entity.lanes.drop(lane)
-                    error.messages = members(message)  # type: ignore[attr-defined]
-                    raise
-                entity.lanes.give(lane)
-                entity.accepted(count, billed(message))
-                return
-            entity.lanes.give(lane)
-        elif self._choice.queue and type(message) is ServiceBusMessage and entity.health.state is State.FAILED_OVER:
-            self._park(message, timeout)
-            return
-        self._send(message, timeout, count, None)
+        """Send what is ready to the primary, or park it while the primary is down, until all of it is accepted.
 
-    def _park(self, message: Any, timeout: float) -> None:
-        """The usual way while failed over: one message, to the queue that took the one before it."""
-        parcel = tried = None
-        try:
-            parcel = self._parcel(message)
-            # What may have changed while it was encoded is looked at as late as can be.
-            queue = self._choice.queue
-            if queue is not None and self._entity.health.state is State.FAILED_OVER and not self._pairing.ended:
-                tried = self._backlog.park_as_before(parcel, queue, timeout)
-                if parcel.done:
-                    self._entity.was_parked(1)
-                    return
-        except BaseException as error:
-            error.messages = members(message) if parcel is None else parcel.rest  # type: ignore[attr-defined]
-            raise
-        self._send(message, timeout, 1, None, parcel, tried)
-
-    def _parcel(self, message: Any) -> Parcel:
-        namespace = self._pairing.namespace_of(self._entity)
-        return Parcel(self._entity.path, message, namespace, self._destination, self._backlog.ids)
-
-    def _send(
-        self,
-        message: Any,
-        timeout: float,
-        count: int,
-        tried: Any,
-        parcel: Parcel | None = None,
-        parking_tried: Tried | None = None,
-    ) -> None:
-        """All that is not a send on an open link to a primary that answers, or to the backlog while it does not."""
-        # Once to the primary and once to the backlog. If the primary comes back meanwhile there is another round, then
-        # the backlog it is, and no more time: an entity that is found well and fails again must not hold a caller.
-        began = time.monotonic() if parking_tried is None else parking_tried.began
-        ends = (began if tried is None else tried[2]) + 2 * timeout
+        Each namespace has `timeout` once. If the primary comes back meanwhile there is another round, and after that
+        only the backlog: an entity that is found well and fails again must not hold a caller for longer.
+        """
+        parcel: Parcel | None = None
+        ends = time.monotonic() + 2 * timeout
         try:
             for rounds in itertools.count(1):
-                timeout = min(timeout, max(ends - time.monotonic(), 0.001))
-                is_away = rounds > _ROUNDS or parking_tried is not None
-                primary = _Primary.AWAY if is_away else self._to_primary(message, timeout, tried)
-                if primary is _Primary.ACCEPTED:
+                outcome = _Primary.AWAY
+                if rounds <= _ROUNDS and self._entity.health.goes_to_primary:
+                    outcome = self._to_primary(message, _until(ends, timeout))
+                if outcome is _Primary.ACCEPTED:
                     self._entity.accepted(count, billed(message))
                     return
-                tried = None
-                self._pairing.check()  # nothing new is begun once it is closed
-                refusal = self._entity.refusal  # once: a failback forgets it
-                if self._entity.health.state is State.UNUSABLE and refusal is not None:
-                    raise again(refusal)
+                self._refuse()
                 if parcel is None:
                     parcel = self._parcel(message)
-                before = parcel.done
-                try:
-                    timeout = min(timeout, max(ends - time.monotonic(), 0.001))
-                    is_last = rounds >= _ROUNDS or primary is _Primary.LATE
-                    stop = _never if is_last else partial(self._is_back, parcel)
-                    self._backlog.park(parcel, self._choice, timeout, stop, parking_tried)
-                finally:
-                    self._entity.was_parked(parcel.done - before)
-                parking_tried = None
+                self._park(parcel, _until(ends, timeout), rounds >= _ROUNDS or outcome is _Primary.LATE)
                 if not parcel.rest:
                     return
                 # The pairing was closed; or the primary is back, and what is not parked yet goes there.
@@ -214,111 +155,117 @@ class PairedSender:
             error.messages = members(message) if parcel is None else parcel.rest  # type: ignore[attr-defined]
             raise
 
+    def _refuse(self) -> None:
+        """Raise if nothing may be parked: the pairing is closed, or the entity cannot be used at all."""
+        self._pairing.check()
+        refusal = self._entity.refusal  # read once: a failback removes it
+        if self._entity.health.state is State.UNUSABLE and refusal is not None:
+            raise clone_error(refusal)
+
+    def _parcel(self, message: Any) -> Parcel:
+        namespace = self._pairing.namespace_of(self._entity)
+        return Parcel(self._entity.path, message, namespace, self._span_attributes, self._backlog.ids)
+
+    def _park(self, parcel: Parcel, timeout: float, is_last: bool) -> None:
+        """Park what is left of a parcel; unless this is the last round, until the primary is back."""
+        before = parcel.done
+        try:
+            self._backlog.park(
+                parcel, self._sender_queue, timeout, _never if is_last else partial(self._is_back, parcel)
+            )
+        finally:
+            self._entity.was_parked(parcel.done - before)
+
     def _is_back(self, parcel: Parcel) -> bool:
-        """Whether what is left of a parcel can go to the primary, which refuses what is too large for one batch."""
+        """Return True if the primary can take what is left of a parcel: it refuses what is too large for one batch."""
         if not self._entity.health.goes_to_primary:
             return False
-        return not parcel.done or parcel.size <= (self._entity.lanes.limit or STANDARD_LIMIT)
+        return not parcel.done or parcel.size <= (self._entity.pool.limit or STANDARD_LIMIT)
 
-    def _to_primary(self, message: Any, timeout: float, tried: Any) -> _Primary:
-        """Send to the primary, or raise the SDK's error. `tried` is a send on an open lane that has failed already."""
-        entity, lanes = self._entity, self._entity.lanes
-        deadline = (tried[2] if tried is not None else time.monotonic()) + timeout
+    def _to_primary(self, message: Any, timeout: float) -> _Primary:
+        """Send to the primary, with retries; raise the SDK's error where it is the caller's."""
+        pool = self._entity.pool
+        deadline = time.monotonic() + timeout
         failures = 0
         replaced = waited = False
-        while entity.health.goes_to_primary:
-            if tried is not None:
-                (lane, error, began), tried, was_open = tried, None, True
-            else:
-                lane = lanes.take()
-                was_open, began = lane.opened, time.monotonic()
-                try:
-                    lane.send(message, max(deadline - time.monotonic(), 0.001))
-                except Exception as failure:
-                    error = failure
-                except BaseException:
-                    lanes.drop(lane)
-                    raise
-                else:
-                    lanes.give(lane)
-                    return _Primary.ACCEPTED
-            meaning = means(error)
-            if is_unnamed(error) and self._encodes(message):
-                meaning = Meaning.OUTAGE  # an answer that is no AMQP
-            if meaning is Meaning.CONFIGURATION and not may_be_stale(error):
-                lanes.put_back(lane)
-                raise error
-            if meaning is Meaning.BUSY:
-                lanes.put_back(lane)
-                wait = self._options.seconds("server_busy_wait")
-                if waited or time.monotonic() + wait >= deadline or self._pairing.closing.wait(wait):
+        while self._entity.health.goes_to_primary:
+            attempt = pool.attempt(message, _until(deadline))
+            error = attempt.error
+            if error is None:
+                return _Primary.ACCEPTED
+            meaning = self._meaning_of(error, message)
+            if meaning is Meaning.BUSY or (meaning is Meaning.CONFIGURATION and not may_be_stale(error)):
+                pool.give_back(attempt.connection)
+                if meaning is not Meaning.BUSY or waited or not self._wait_while_busy(deadline):
                     raise error
                 waited = True
                 continue
-            lanes.drop(lane)
-            unanswered = is_timeout(error) and _is_unheard(error)
-            in_time = time.monotonic() < deadline and not unanswered
-            if was_open and not replaced and in_time:
-                # Links that nobody used are detached, tokens run out, connections go stale: no failure yet.
+            pool.drop(attempt.connection)
+            if not replaced and _is_stale(attempt, deadline):
+                # Links that are idle for long are detached, tokens run out, connections go stale: no failure yet.
                 replaced = True
-                lanes.drop_idle()
+                pool.drop_idle()
                 continue
             if meaning is Meaning.CONFIGURATION:
                 raise error
-            if self._pairing.ended is not None:
-                raise error  # cut off by the pairing's end, which says nothing about the entity
-            self._prove(message, error)
             failures += 1
-            pause = _BACKOFF_SECONDS * 2**failures
-            last = failures > _RETRIES or time.monotonic() + pause >= deadline
-            if last or _is_unheard(error):
-                if not entity.failed(error, began).goes_to_primary:
-                    return _Primary.AWAY
-                if last and not self._options.seconds("failover_interval"):
-                    return _Primary.LATE  # any other failure would have failed it over
-            if last or self._pairing.closing.wait(pause):
-                raise error
-        if tried is not None:
-            lanes.drop(tried[0])  # like all that were idle when another thread failed the entity over
+            outcome = self._count_failure(error, attempt.began, message, failures, deadline)
+            if outcome is not None:
+                return outcome
         return _Primary.AWAY
 
-    def _encodes(self, message: Any) -> bool:
-        try:
-            encoded_members(message)
-        except Exception:
-            return False
-        return True
+    def _count_failure(
+        self, error: Exception, began: float, message: Any, failures: int, deadline: float
+    ) -> _Primary | None:
+        """Count a failure toward failover; return the outcome of the send, or wait and return None to try again."""
+        if self._pairing.ended is not None:
+            raise error  # cut off by the pairing's end, which says nothing about the entity
+        _prove_encodable(message, error)
+        pause = _RETRY_BACKOFF.pause(failures - 1)
+        is_last = failures > _RETRIES or time.monotonic() + pause >= deadline
+        if is_last or _is_unheard(error):
+            if not self._entity.failed(error, began).goes_to_primary:
+                return _Primary.AWAY
+            if is_last and not self._options.seconds("failover_interval"):
+                return _Primary.LATE  # any other failure would have failed it over
+        if is_last or self._pairing.closing.wait(pause):
+            raise error
+        return None
 
-    def _prove(self, message: Any, error: Exception) -> None:
-        """A failure counts only if the message can be encoded: the SDK reports what it cannot encode like an outage."""
-        try:
-            encoded_members(message)
-        except Exception as unencodable:
-            raise unencodable from error
+    def _wait_while_busy(self, deadline: float) -> bool:
+        """Wait as a throttled service asks; return False if there is no time for that, or the pairing closes."""
+        wait = self._options.seconds("server_busy_wait")
+        return time.monotonic() + wait < deadline and not self._pairing.closing.wait(wait)
+
+    def _meaning_of(self, error: Exception, message: Any) -> Meaning:
+        """Return the meaning of an error; encode the message again where only that tells whether it is to blame."""
+        if is_unnamed(error) and _encodes(message):
+            return Meaning.OUTAGE
+        return meaning_of(error)
 
     # --- batches, sizes ----------------------------------------------------------------------------------
 
     def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
-        """A batch to add messages to, with the primary's limit; the last known one while the primary is down."""
+        """Return a batch to add messages to, with the primary's limit; the last known one while the primary is down."""
         self._check()
-        limit = self._entity.lanes.limit or self._ask_limit()
+        limit = self._entity.pool.limit or self._ask_limit()
         if max_size_in_bytes and max_size_in_bytes > limit:
             raise ValueError(
                 f"Max message size: {max_size_in_bytes} is too large, acceptable max batch size is: {limit} bytes."
             )
-        return empty_batch(max_size_in_bytes or limit, self._destination)
+        return empty_batch(max_size_in_bytes or limit, self._span_attributes)
 
     def _ask_limit(self) -> int:
         self._open()
-        return self._entity.lanes.limit or min(STANDARD_LIMIT, self._backlog.limit)
+        return self._entity.pool.limit or min(STANDARD_LIMIT, self._backlog.limit)
 
     def can_park(self, message: Any) -> Parkable:
-        """Whether a single message could be parked, should the primary fail; tells sizes and, if not, why."""
+        """Return whether a message could be parked, should the primary fail: its sizes and, if not, the reason."""
         self._check()
         namespace = self._pairing.namespace_of(self._entity)
-        return examine(self._entity.path, message, namespace, self._backlog.limit, self._destination)
+        return examine(self._entity.path, message, namespace, self._backlog.limit, self._span_attributes)
 
-    # --- what a paired sender never had --------------------------------------------------------------------
+    # --- not supported --------------------------------------------------------------------------------------
 
     def schedule_messages(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Not available: a message that is parked has no sequence number in the primary."""
@@ -343,48 +290,50 @@ class PairedSender:
         try:
             self._open()
         except BaseException:
-            self.close()  # as after any `with` that does not begin: nobody else will
+            self.close()  # Python does not call __exit__ after a failed __enter__
             raise
         return self
 
     def _open(self) -> None:
+        """Open a link to the primary unless the entity is failed over; raise a configuration error."""
         entity = self._entity
         if not entity.health.goes_to_primary:
             return
-        lane, began = entity.lanes.take(), time.monotonic()
+        connection, began = entity.pool.take(), time.monotonic()
         try:
-            lane.open(self._options.seconds("send_timeout"))
+            connection.open(self._options.seconds("send_timeout"))
         except Exception as error:
-            entity.lanes.drop(lane)
-            meaning = means(error)
+            entity.pool.drop(connection)
+            meaning = meaning_of(error)
             if meaning is Meaning.CONFIGURATION:
                 raise
             if meaning is Meaning.OUTAGE and _is_unheard(error):
-                entity.failed(error, began)  # what the service has answered counts after retries: by the first send
+                entity.failed(error, began)  # an error of the service counts after retries, which the first send makes
         except BaseException:  # Ctrl-C: the thread that opens it closes it
-            entity.lanes.drop(lane)
+            entity.pool.drop(connection)
             raise
         else:
-            entity.lanes.give(lane)
+            entity.pool.give_back(connection)
 
     def __exit__(self, *args: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Close this sender; sends that are under way end as they would have."""
+        """Close this sender; sends that run end as they would have."""
         if self._pairing.forked:
             return
         with self._closing_lock:
             if self._closed:
                 return
             self._closed = True
-        for thread in self._entity.part():
+        for thread in self._entity.leave():
             thread.join(5.0)
 
     def __reduce__(self) -> NoReturn:
         self._pairing.__reduce__()
 
     def _check(self) -> None:
+        """Refuse use after the end of the sender or the pairing, or in a process that was forked."""
         if self._closed:
             raise ValueError(
                 f"The sender to {self._entity.path} has already been closed. Get a new one from the pairing."
@@ -394,13 +343,15 @@ class PairedSender:
 
 
 def _ready(message: Any) -> tuple[Any, int]:
-    """What can be sent more than once without changing what was given; and how many messages it is."""
+    """Return what can be sent more than once without changing the caller's objects, and the number of messages."""
+    if isinstance(message, ServiceBusMessage):
+        return unshared(message), 1
     if isinstance(message, ServiceBusMessageBatch):
         return message, len(message)
     if isinstance(message, list):
         return [unshared(each) for each in message], len(message)
     if isinstance(message, Mapping) and not message:
-        return message, 0  # to the SDK an empty dictionary is nothing, like an empty list
+        return message, 0  # the SDK sends nothing for an empty dictionary, as for an empty list
     return unshared(message), 1
 
 
@@ -409,13 +360,42 @@ def _never() -> bool:
 
 
 def bound(timeout: float) -> float:
-    """A caller's time-out, as the SDK checks it, and no longer than a thread can wait."""
+    """Return a caller's time-out, no longer than a thread can wait; refuse it as the SDK does."""
     if not timeout > 0:
         raise ValueError("The timeout must be greater than 0.")
     return min(timeout, threading.TIMEOUT_MAX / 4)
 
 
 def _is_unheard(error: Exception) -> bool:
-    """Whether the service was not heard at all: no connection, or no answer in time."""
-    condition = condition_of(error)
+    """Return True if the service was not heard at all: no connection, or no answer in time."""
+    condition = amqp_condition(error)
     return condition is None or condition in _UNHEARD
+
+
+def _until(deadline: float, longest: float = threading.TIMEOUT_MAX) -> float:
+    """Return the seconds until a deadline, at most `longest`; never so few that an SDK would refuse them."""
+    return min(longest, max(deadline - time.monotonic(), _SHORTEST_SECONDS))
+
+
+def _is_stale(attempt: Attempt, deadline: float) -> bool:
+    """Return True if a failed attempt may be the fault of a link that was open: the service did answer, in time."""
+    error = attempt.error
+    if error is None or not attempt.was_open or time.monotonic() >= deadline:
+        return False
+    return not (is_timeout(error) and _is_unheard(error))
+
+
+def _encodes(message: Any) -> bool:
+    try:
+        encoded_members(message)
+    except Exception:
+        return False
+    return True
+
+
+def _prove_encodable(message: Any, error: Exception) -> None:
+    """Raise if the message cannot be encoded: the SDK reports that like an outage, and it must not count as one."""
+    try:
+        encoded_members(message)
+    except Exception as unencodable:
+        raise unencodable from error

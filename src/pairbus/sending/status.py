@@ -1,4 +1,4 @@
-"""What a pairing knows of itself: frozen pictures for people and monitors, and the count of billable operations."""
+"""Status of a pairing as frozen values for people and monitors, and the count of billable operations."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ class Operations:
         self._lock = threading.Lock()
 
     def add(self, kind: str, count: int) -> None:
+        """Count operations of a kind."""
         with self._lock:
             self._counts[kind] += count
 
     def picture(self, **others: int) -> dict[str, int]:
-        """All kinds that have happened, with those that are counted elsewhere."""
+        """Return kind -> count, with those that are counted elsewhere."""
         with self._lock:
             return {kind: count for kind, count in (self._counts + Counter(others)).items() if count}
 
@@ -46,7 +47,7 @@ class EntityStatus:
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """One backlog queue: whether it is in the rotation, why not, and where it is not as pairbus makes them."""
+    """One backlog queue: its place in the rotation, and how it differs from a queue that pairbus makes."""
 
     path: str
     in_rotation: bool
@@ -57,13 +58,13 @@ class QueueStatus:
 
 @dataclass(frozen=True, slots=True)
 class PairingStatus:
-    """All of a pairing at one moment."""
+    """The state of a pairing at one moment."""
 
     primary: str
     secondary: str
     entities: Mapping[str, EntityStatus]
     queues: Mapping[str, QueueStatus]
-    #: Backlog queues asked for; `len(queues)` are really there, `missing` says why the others are not.
+    #: The number of backlog queues in the options; `queues` are those that exist, `missing` has why the others do not.
     queues_asked: int
     missing: Mapping[str, str]
     #: Billable operations by kind: send, park, ping, management.
@@ -74,11 +75,11 @@ class PairingStatus:
 
     @property
     def queues_available(self) -> int:
-        """Backlog queues that exist."""
+        """The number of backlog queues that exist."""
         return len(self.queues)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as `json` takes it, for a log or a health endpoint: times and durations are texts of ISO 8601."""
+        """Return the status as `json` takes it, for a log or a health endpoint; times and durations as ISO 8601."""
         found: dict[str, Any] = _plain(asdict(self))
         return found
 

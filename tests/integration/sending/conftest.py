@@ -1,5 +1,5 @@
 """Fixtures for tests of the paired sender: two localbus processes and pairings of them."""
 
-from tests.support.pairing import both, collected, pair
+from tests.support.pairing import both, collected, pair, quick_pings
 
-__all__ = ["both", "collected", "pair"]
+__all__ = ["both", "collected", "pair", "quick_pings"]

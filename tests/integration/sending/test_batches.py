@@ -1,9 +1,8 @@
-"""What can be given to a send, and what becomes of it in an outage: forms, sizes, limits, and who is told what."""
+"""Forms, sizes and limits of sends in an outage, and the messages that their errors carry."""
 
 from __future__ import annotations
 
 import copy
-import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +18,8 @@ from pairbus import BacklogUnavailableError, NotParkableError, NotSupportedError
 from pairbus.domain import envelope
 from pairbus.domain.backlog import queue_path
 from pairbus.sending.backlog import Ids
-from pairbus.sending.sdk.service_bus import encoded_members
-from tests.support.pairing import Pair
+from pairbus.sending.sdk.encoding import encoded_members
+from tests.support.pairing import Pair, come_back, on_parking
 from tests.support.process_fixtures import connect
 from tests.support.send_ledger import KEY, Ledger, key_of, peek
 
@@ -231,7 +230,7 @@ def test_a_batch_is_divided_by_the_limit_that_the_link_tells(pair: Pair, ledger:
 
 
 def test_a_backlog_for_large_messages_takes_no_larger_batches(pair: Pair, ledger: Ledger) -> None:
-    """Where single messages may be large (premium), batches still may not: parts stay below a megabyte."""
+    """Large single messages (premium) do not make batches larger: parts stay below a megabyte."""
     with pair.admin(pair.secondary) as admin:
         admin.create_queue(queue_path(pair.name, 0), max_message_size_in_kilobytes=10 * 1024)
     queue = pair.queue(max_message_size_in_kilobytes=10 * 1024)
@@ -282,16 +281,7 @@ def test_a_batch_is_what_was_added_to_it(pair: Pair, ledger: Ledger) -> None:
             reused.application_properties = {KEY: ledger.key()}
             reused.message_id = str(uuid.uuid4())
             batch.add_message(reused)
-        park = bus.backlog._send
-
-        def parks_once(path: str, messages: Any, timeout: float) -> Any:
-            error = park(path, messages, timeout)
-            if error is None:
-                entity = sender._entity
-                entity.health = entity.health.ping_answered(time.monotonic())
-            return error
-
-        bus.backlog._send = parks_once
+        on_parking(bus, after=lambda path: come_back(bus, queue))
         ledger.must_send(sender, batch)
     found = ledger.check(but=0)
     assert {each.place for places in found.values() for each in places} == {queue, *pair.backlog()}
@@ -352,15 +342,13 @@ def test_a_batch_that_is_taken_in_part_names_the_rest(pair: Pair, ledger: Ledger
             for path in set(pair.backlog()) - {used}:
                 admin.delete_queue(path)
         taken = []
-        send, backlog = bus.backlog._send, bus.backlog
 
-        def full_after_two_parts(path: str, messages: Any, timeout: float) -> Any:
+        def full_after_two_parts(path: str) -> None:
             if len(taken) == 2:
                 pair.secondary.faults.quota_exceeded(used)
             taken.append(path)
-            return send(path, messages, timeout)
 
-        backlog._send = full_after_two_parts
+        on_parking(bus, before=full_after_two_parts)
         error = ledger.send(sender, given)
         assert isinstance(error, BacklogUnavailableError)
         assert error.messages == given[4:]
@@ -378,15 +366,14 @@ def test_an_error_midway_names_only_what_was_not_parked(pair: Pair, ledger: Ledg
     with bus.get_queue_sender(queue) as sender:
         ledger.fail_over(sender)
         given = ledger.messages(6, b"x" * 100_000)
-        send, parts = bus.backlog._send, []
+        parts = []
 
-        def breaks(path: str, messages: Any, timeout: float) -> Any:
+        def breaks(path: str) -> None:
             parts.append(path)
             if len(parts) == 3:
                 raise MemoryError("no more")
-            return send(path, messages, timeout)
 
-        bus.backlog._send = breaks
+        on_parking(bus, before=breaks)
         error = ledger.send(sender, given)
         assert isinstance(error, MemoryError)
         assert error.messages == given[4:]  # type: ignore[attr-defined]
@@ -394,7 +381,7 @@ def test_an_error_midway_names_only_what_was_not_parked(pair: Pair, ledger: Ledg
 
 
 def test_errors_carry_the_callers_own_objects(pair: Pair, ledger: Ledger) -> None:
-    """What an error names are the very objects that were given, to be sent again."""
+    """An error has the very objects that were given, to be sent again."""
     queue = pair.queue()
     sender = pair.sender(queue, **QUICK)
     pair.primary.faults.quota_exceeded(queue)

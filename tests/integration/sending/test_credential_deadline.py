@@ -20,8 +20,8 @@ from pairbus.domain.conditions import Meaning
 from pairbus.localbus import LocalBus
 from pairbus.runtime import credential as module
 from pairbus.runtime.credential import deadline_credential
-from pairbus.sending.sdk.classification import has_no_credential, means
-from tests.support.pairing import IMPATIENT, Pair, pairbus_threads, wait_until
+from pairbus.sending.sdk.classification import has_no_credential, meaning_of
+from tests.support.pairing import IMPATIENT, Pair, entity_of, idle_connection, pairbus_threads, wait_until
 from tests.support.process_fixtures import create
 
 SCOPE = "https://servicebus.azure.net/.default"
@@ -138,7 +138,7 @@ def test_without_a_good_token_it_raises_as_one_that_could_not_be_asked(credentia
         with pytest.raises(ClientAuthenticationError, match="Informing has not given a token") as raised:
             ask(SCOPE, **kwargs)
         assert "secret" not in repr(raised.value)
-        assert means(raised.value) is Meaning.OUTAGE
+        assert meaning_of(raised.value) is Meaning.OUTAGE
         assert not has_no_credential(raised.value)
 
 
@@ -154,7 +154,7 @@ def test_a_token_that_ends_while_another_is_waited_for_is_not_given(
     monkeypatch.setattr(module, "_is_valid", lambda token: next(answers))
     with pytest.raises(ClientAuthenticationError, match="in time") as raised:
         ask(SCOPE)
-    assert means(raised.value) is Meaning.OUTAGE
+    assert meaning_of(raised.value) is Meaning.OUTAGE
 
 
 def test_it_shows_no_token(credential: Informing) -> None:
@@ -174,8 +174,8 @@ def at(bus: LocalBus, name: str, credential: Any) -> Namespace:
 
 def near_its_end(bus: PairedNamespace, entity: str) -> None:
     """As far as the SDK can tell, the token of the entity's open link has come to its last tenth."""
-    (lane,) = bus._entities[entity.lower()].lanes._idle
-    authenticator = lane._sender._handler._cbs_authenticator
+    connection = idle_connection(entity_of(bus, entity).pool)
+    authenticator = connection.sender._handler._cbs_authenticator
     authenticator._refresh_window = authenticator._expires_on
 
 

@@ -27,8 +27,8 @@ from pairbus import Namespace, PairingError, ProvisioningError, pair_namespaces
 from pairbus.localbus import LocalBus
 from pairbus.localbus.auth import DEFAULT_KEY_NAME
 from pairbus.sending import credential_check as credentials
-from pairbus.sending.pairing import _ask
-from pairbus.sending.sdk.service_bus import put_token, token_sender
+from pairbus.sending.pairing import _check_credentials
+from pairbus.sending.sdk.clients import put_token, token_sender
 from tests.support.pairing import SLACK, Pair, pairbus_threads, wait_until
 from tests.support.process_fixtures import create, key_of, sas_token
 
@@ -211,7 +211,7 @@ def test_a_credential_is_asked_once_and_not_again_where_provisioning_asks_it(pai
         assert mine.scopes == [("https://servicebus.azure.net//.default",)]
         both = of(pair.primary, pair.name, shared), of(secondary, "backup", shared)
         before = threading.active_count()
-        assert _ask(*both, None) == []
+        assert _check_credentials(*both, None) == []
         assert threading.active_count() == before
         pair.pairing(primary=both[0], secondary=both[1])
         pair.close_pairings()
@@ -219,7 +219,7 @@ def test_a_credential_is_asked_once_and_not_again_where_provisioning_asks_it(pai
 
 @pytest.mark.parametrize("cause", [ServiceRequestError("unreachable"), ServiceResponseError("broke off")])
 def test_a_network_that_fails_keeps_no_application_from_starting(pair: Pair, cause: Exception) -> None:
-    """Whoever gives tokens cannot be reached, as azure-identity says it: the pairing opens, and sends are parked."""
+    """The authority cannot be reached, in azure-identity's words: the pairing opens, and sends are parked."""
     queue = pair.queue()
     place = of(pair.primary, pair.name, Refusing(ClientAuthenticationError("Authentication failed"), cause))
     bus = pair.pairing(primary=place)

@@ -1,4 +1,4 @@
-"""Which failures count toward failover, and what the caller sees: the whole table, with the real SDK."""
+"""Failures that count toward failover and those that do not, and the caller's view of each, with the real SDK."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from pairbus import (
 )
 from pairbus.localbus import LocalBus
 from pairbus.sending import backlog as parking_module
-from pairbus.sending.connections import Lane
-from tests.support.pairing import Pair, wait_until
+from pairbus.sending.connections import SenderConnection
+from tests.support.pairing import Pair, entity_of, wait_until
 from tests.support.process_fixtures import sas_token
 
 #: How long a send to a silent primary takes; and one that is then parked, through a link that is not open yet.
@@ -61,7 +61,7 @@ class Row:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing is answered, so that every send takes as long as it may."""
+        """True if nothing is answered, so that every send takes as long as it may."""
         return self.error is TIMEOUT and self.name != "timeout-of-service"
 
 
@@ -239,7 +239,7 @@ def no_outage(pair: Pair, row: Row) -> None:
 
 @contextmanager
 def no_retries() -> Iterator[None]:
-    """What the service answers counts at once, and not after 1.6 and 3.2 s more."""
+    """An answer of the service counts at once, and not after 1.6 and 3.2 s more."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pairbus.sending.sender._RETRIES", 0)
         yield
@@ -307,7 +307,7 @@ def test_a_configuration_fault_is_no_outage(side_by_side: SideBySide, request: p
 
 
 def test_a_sender_goes_on_after_a_configuration_fault(pair: Pair) -> None:
-    """What the caller did wrong once does not spoil the connection for what comes next."""
+    """A mistake of the caller does not spoil the connection for the next send."""
     queue = pair.queue()
     sender = pair.sender(queue)
     for wrong in (large(), property_of(object())(), "text", [property_of(2**70)()]):
@@ -408,7 +408,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], int]] = {
 
 @pytest.mark.parametrize("bad", BAD)
 def test_a_bad_argument_is_the_sdks_error_and_carries_all_of_it(pair: Pair, down: Down, bad: str) -> None:
-    """Whether the primary is well, down or failed over: the class is what the SDK raises for it, and what was given,
+    """With the primary well, down or failed over: the class is the one that the SDK raises, and what was given,
     as far as it came, is in `messages`."""
     make, kind, count = BAD[bad]
     queue = pair.queue()
@@ -456,12 +456,14 @@ def test_an_error_without_a_name_counts_if_the_message_is_not_to_blame(
     bus = pair.pairing()
     sender = bus.get_queue_sender(queue)
 
-    def broken(lane: Lane, message: Any, timeout: float) -> None:
+    def broken(connection: SenderConnection, message: Any, timeout: float) -> None:
         raise ServiceBusError(message=f"Handler failed: {inside}.", error=inside)
 
-    real = Lane.send
+    real = SenderConnection.send
     monkeypatch.setattr(
-        Lane, "send", lambda lane, *given: (broken if lane._sender.entity_name == queue else real)(lane, *given)
+        SenderConnection,
+        "send",
+        lambda connection, *given: (broken if connection.sender.entity_name == queue else real)(connection, *given),
     )
     if counts:
         sender.send_messages(message)
@@ -523,11 +525,11 @@ def test_many_stale_connections_are_no_outage(pair: Pair) -> None:
     queue = pair.queue()
     bus = pair.pairing(send_timeout=10)
     with bus.get_queue_sender(queue) as sender:
-        lanes = bus._entities[queue].lanes
-        opened = [lanes.take_new() for _ in range(3)]
-        for lane in opened:
-            lane.open(5)
-            lanes.give(lane)
+        pool = entity_of(bus, queue).pool
+        opened = [pool.take_new() for _ in range(3)]
+        for connection in opened:
+            connection.open(5)
+            pool.give_back(connection)
         pair.primary.faults.drop(queue)
         for number in range(5):
             sender.send_messages(ServiceBusMessage(str(number)))
@@ -609,12 +611,12 @@ def test_a_busy_backlog_queue_is_waited_for_too(pair: Pair) -> None:
     sender = bus.get_queue_sender(queue)
     pair.declare_down(bus, queue)
     sender.send_messages(ServiceBusMessage("first"))
-    assert sender._choice.queue is not None
-    pair.secondary.faults.busy(sender._choice.queue, count=1)
+    assert sender._sender_queue.queue is not None
+    pair.secondary.faults.busy(sender._sender_queue.queue, count=1)
     pauses = noted_pauses(bus)
     sender.send_messages(ServiceBusMessage("second"))
     assert pauses == [10.0]
-    assert bus.status().queues[sender._choice.queue].parked == 2
+    assert bus.status().queues[sender._sender_queue.queue].parked == 2
     assert all(each.in_rotation for each in bus.status().queues.values())
 
 
@@ -647,13 +649,13 @@ def test_a_backlog_that_stays_busy_is_waited_for_as_long_as_there_is_time(pair: 
 def test_a_busy_backlog_queue_is_left_for_another_the_second_time(pair: Pair) -> None:
     """One queue is throttled for long: its senders wait as asked, try it once more, and then another."""
     bus, sender = parking(pair, send_timeout=60)
-    busy = sender._choice.queue
+    busy = sender._sender_queue.queue
     assert busy is not None
     pair.secondary.faults.busy(busy)
     pauses = noted_pauses(bus)
     sender.send_messages(ServiceBusMessage("second"))
     assert pauses == [0.2, 0.2]
-    assert sender._choice.queue != busy
+    assert sender._sender_queue.queue != busy
     assert sorted(pair.parked_by_queue().values()) == [1, 1]
     assert_rotation_whole(pair, bus)
 
@@ -734,7 +736,7 @@ def test_a_busy_failed_over_entity_stays_failed_over(pair: Pair) -> None:
 
 
 def test_errors_carry_the_callers_own_objects(pair: Pair) -> None:
-    """What was not accepted is in `messages`, the very objects, in order: of a list, a generator, a dictionary."""
+    """`messages` holds what was not accepted, the very objects, in order: of a list, a generator, a dictionary."""
     queue = pair.queue()
     sender = pair.sender(queue)
     pair.primary.faults.quota_exceeded(queue)

@@ -52,9 +52,9 @@ from pairbus.domain.amqp import sections as amqp
 from pairbus.domain.amqp.codec import decode
 from pairbus.domain.amqp.sections import split
 from pairbus.localbus import LocalBus
-from pairbus.sending.sdk import event_hub_sender as eventhub_sdk
-from pairbus.sending.sdk.service_bus import mend
-from tests.support.pairing import IMPATIENT, SLACK, Pair, pairbus_threads, wait_until
+from pairbus.sending.sdk import event_hub_sender
+from pairbus.sending.sdk.connection_patches import patch_connection
+from tests.support.pairing import IMPATIENT, SLACK, Pair, come_back, entity_of, on_parking, pairbus_threads, wait_until
 from tests.support.raw_client import RawClient, sas_token
 from tests.support.send_ledger import peek
 from tests.support.spans import traced
@@ -99,7 +99,7 @@ class Hubs:
         return made
 
     def name(self, path: str) -> str:
-        """What an entity is called in status and events."""
+        """Return an entity's name in status and events."""
         return f"sb://{self.host}/{path}"
 
     def state(self, bus: PairedNamespace, path: str) -> str:
@@ -593,7 +593,7 @@ def test_a_restored_event_is_byte_for_byte_what_the_sdk_would_have_sent(
 
 def encoded(message: Any) -> bytes:
     output = bytearray()
-    eventhub_sdk.encode_payload(output, message)
+    event_hub_sender.encode_payload(output, message)
     return bytes(output)
 
 
@@ -695,10 +695,10 @@ def test_a_link_that_is_gone_is_no_outage(hubs: Hubs) -> None:
         producer.send_event(event("1"))
         hubs.bus.faults.drop(hub)
         producer.send_event(event("2"))
-        lanes = bus._entities[hubs.name(hub)].lanes
-        lane = lanes.take()
-        lane._sender._producer.running = False  # the SDK would open it again, for as long as it takes
-        lanes.give(lane)
+        pool = entity_of(bus, hubs.name(hub)).pool
+        connection = pool.take()
+        connection.sender._producer.running = False  # the SDK would open it again, for as long as it takes
+        pool.give_back(connection)
         producer.send_event(event("3"))
     assert bus.status().entities[hubs.name(hub)].last_error is None
     assert hubs.bodies(hub) == list("123")
@@ -838,23 +838,14 @@ def test_nothing_is_lost_while_hubs_come_and_go(hubs: Hubs) -> None:
 def test_a_hub_that_comes_back_while_a_list_is_parked_gets_the_rest(
     hubs: Hubs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is not parked yet goes to the hub, with its key; nothing is there twice."""
+    """Events that are not parked yet go to the hub, with their key; none is there twice."""
     hub = hubs.hub()
     bus = hubs.pairing(backlog_queue_count=1)
     with bus.get_event_hub_producer(hub) as producer:
         hubs.bus.faults.unavailable(hub)
         producer.send_event(event("first"), timeout=6)
         hubs.bus.faults.clear()
-        entity = bus._entities[hubs.name(hub)]
-        send, sends = bus.backlog._send, []
-
-        def back_after_one(*args: Any) -> Any:
-            found = send(*args)
-            sends.append(found)
-            entity.health = entity.health.ping_answered(time.monotonic())
-            return found
-
-        monkeypatch.setattr(bus.backlog, "_send", back_after_one)
+        on_parking(bus, after=lambda path: come_back(bus, hubs.name(hub)))
         texts = [f"{n} " + "x" * 100_000 for n in range(5)]
         producer.send_batch([event(each) for each in texts], partition_key="k")
     parked = [each for each in hubs.pair.parked_payloads() if body(each) != "first"]
@@ -990,34 +981,34 @@ def test_an_idle_link_is_tended(hubs: Hubs) -> None:
     bus = hubs.pairing()
     with bus.get_event_hub_producer(hub) as producer:
         producer.send_event(event("1"))
-        lanes = bus._entities[hubs.name(hub)].lanes
-        lanes.tend(time.monotonic())
-        lane = lanes.take()
-        assert lane.opened
-        lanes.give(lane)
+        pool = entity_of(bus, hubs.name(hub)).pool
+        pool.keep_alive(time.monotonic())
+        connection = pool.take()
+        assert connection.opened
+        pool.give_back(connection)
         hubs.bus.faults.drop(hub)
-        wait_until(lambda: lanes.tend(time.monotonic()) or not lanes._idle, 10)
+        wait_until(lambda: pool.keep_alive(time.monotonic()) or not pool.idle_count, 10)
         producer.send_event(event("2"))
     assert hubs.bodies(hub) == ["1", "2"]
 
 
 def test_the_parts_of_azure_eventhub_that_are_used_are_there(hubs: Hubs) -> None:
     """The pins: a new version of the SDK that moves one of them fails here."""
-    sender = eventhub_sdk.HubSender(hubs.namespace(), "telemetry", "1")
+    sender = event_hub_sender.HubSender(hubs.namespace(), "telemetry", "1")
     producer = sender._producer
     assert producer._target.endswith("/telemetry/Partitions/1")
     assert (producer.running, producer._keep_alive, producer._client._config.max_retries) == (False, None, 0)
     assert producer._client._config.backoff_factor == 0
     with pytest.raises(ConnectionLostError):
-        sender.send_messages(eventhub_sdk.one_event(event("x"), "host", "telemetry", None), timeout=1)
+        sender.send_messages(event_hub_sender.one_event(event("x"), "host", "telemetry", None), timeout=1)
     sender.__enter__()
     assert sender.create_message_batch().max_size_in_bytes == 1024 * 1024
     assert producer._handler._keep_alive_thread is None
     sender.close()
-    assert producer._create_handler.__module__ == mend.__module__
+    assert producer._create_handler.__module__ == patch_connection.__module__
     batch: Any = EventDataBatch(partition_key="k")
     batch.add(event("x"))
-    assert batch._message[5] == [bytearray(eventhub_sdk.whole_batch(batch).encoded()[0])]
+    assert batch._message[5] == [bytearray(event_hub_sender.whole_batch(batch).encoded()[0])]
     assert int32(batch._count) == len(batch._internal_events) == 1
 
 

@@ -24,17 +24,12 @@ from pairbus import (
     PairedNamespace,
     PairedNamespaceClosedError,
     PairingOptions,
-    options,
     pair_namespaces,
 )
 from pairbus.sending import pairing as pairing_module
-from tests.support.pairing import SLACK, Pair, pairbus_threads, wait_until
+from tests.support.pairing import SLACK, Pair, pairbus_threads, wait_until, watchdog_of
 
-
-@pytest.fixture(autouse=True)
-def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pings be more frequent than the options allow, so that no test waits for them."""
-    monkeypatch.setitem(options._RANGES, "ping_primary_interval", (0.1, 1800.0, "any"))
+pytestmark = pytest.mark.usefixtures("quick_pings")
 
 
 def hosts(pair: Pair) -> tuple[str, str]:
@@ -146,7 +141,7 @@ def test_close_in_the_middle_of_a_send_is_bounded(pair: Pair, frozen: str) -> No
 
     thread = threading.Thread(target=send)
     thread.start()
-    wait_until(lambda: bus._guard.deadlines, why="the send is under way")
+    wait_until(lambda: watchdog_of(bus).running_calls, why="the send is under way")
     began = time.monotonic()
     bus.close()
     assert time.monotonic() - began < 5 + 2 + SLACK
@@ -340,7 +335,8 @@ def test_use_after_a_fork_is_refused_and_harms_nobody(pair: Pair, tmp_path: Path
             )
             sender = bus.get_queue_sender(queue).__enter__()
             sender.send_messages(ServiceBusMessage("before"))
-            (lane,) = sender._entity.lanes._idle
+            pool = sender._entity.pool
+            pool.give_back(connection := pool.take())
             bus._lock.acquire()  # as another thread may hold it at a fork: nobody waits for it there
             child = os.fork()
             if child:
@@ -377,7 +373,8 @@ def test_use_after_a_fork_is_refused_and_harms_nobody(pair: Pair, tmp_path: Path
                 os._exit(0)
             assert os.waitpid(child, 0)[1] == 0
             sender.send_messages(ServiceBusMessage("after"))
-            assert sender._entity.lanes._idle == [lane], "the parent's connection has survived"
+            assert pool.take() is connection, "the parent's connection has survived"
+            pool.give_back(connection)
             assert bus.status().entities[queue].sent == 2
             bus.close()
             """

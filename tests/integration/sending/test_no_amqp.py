@@ -13,10 +13,10 @@ from azure.eventhub.exceptions import EventHubError
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusConnectionError, ServiceBusError
 
-from pairbus.sending.connections import Lane, Lanes
+from pairbus.sending.connections import ConnectionPool, SenderConnection
 from pairbus.sending.sdk.classification import is_unnamed
 from tests.integration.sending.test_hubs import Hubs, event, hubs, hubs_bus  # noqa: F401  # fixtures
-from tests.support.pairing import Pair, wait_until
+from tests.support.pairing import Pair, entity_of, wait_until
 
 PERFORMATIVE = struct.pack(">IBBH", 12, 2, 0, 0) + b"\x00\x53"
 #: What the SDK stumbles over, by the error that it stumbles with.
@@ -30,31 +30,31 @@ ANSWERS = {
 NO_AMQP = pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
 
 
-def spoil(lanes: Lanes, answer: bytes, times: float = float("inf")) -> list[Lane]:
-    """The next sends on these lanes have that for an answer; the lanes that they went through."""
-    spoiled: list[Lane] = []
+def spoil(pool: ConnectionPool, answer: bytes, times: float = float("inf")) -> list[SenderConnection]:
+    """The next sends on these pool have that for an answer; the pool that they went through."""
+    spoiled: list[SenderConnection] = []
 
-    def spoiling(take: Callable[[], Lane]) -> Callable[[], Lane]:
-        def taken() -> Lane:
-            lane = take()
-            if "send" in vars(lane):
-                return lane
-            send = lane.send
+    def spoiling(take: Callable[[], SenderConnection]) -> Callable[[], SenderConnection]:
+        def taken() -> SenderConnection:
+            connection = take()
+            if "send" in vars(connection):
+                return connection
+            send = connection.send
 
             def spoiled_send(message: Any, timeout: float) -> None:
-                lane.open(timeout)
+                connection.open(timeout)
                 if len(spoiled) < times:
-                    spoiled.append(lane)
-                    lane._sender._handler._connection._transport._read_buffer = BytesIO(answer)
+                    spoiled.append(connection)
+                    connection.sender._handler._connection._transport._read_buffer = BytesIO(answer)
                 send(message, timeout)
 
-            lane.send = spoiled_send  # type: ignore[method-assign]
-            return lane
+            connection.send = spoiled_send  # type: ignore[method-assign]
+            return connection
 
         return taken
 
-    lanes.take = spoiling(lanes.take)  # type: ignore[method-assign]
-    lanes.take_new = spoiling(lanes.take_new)  # type: ignore[method-assign]
+    pool.take = spoiling(pool.take)  # type: ignore[method-assign]
+    pool.take_new = spoiling(pool.take_new)  # type: ignore[method-assign]
     return spoiled
 
 
@@ -64,7 +64,7 @@ def test_a_link_that_answers_nonsense_is_replaced(pair: Pair, answer: bytes) -> 
     queue = pair.queue()
     bus = pair.pairing(send_timeout=60)
     sender = bus.get_queue_sender(queue).__enter__()
-    spoiled = spoil(bus._entities[queue].lanes, answer, 1)
+    spoiled = spoil(entity_of(bus, queue).pool, answer, 1)
     sender.send_messages(ServiceBusMessage("x"))
     assert spoiled[0].was_cut
     assert bus.status().entities[queue].state == "available"
@@ -78,7 +78,7 @@ def test_an_entity_that_answers_nonsense_fails_over(pair: Pair, answer: bytes) -
     queue = pair.queue()
     bus = pair.pairing(send_timeout=60, ping_primary_interval=1, ping_timeout=60)
     sender = bus.get_queue_sender(queue).__enter__()
-    spoiled = spoil(bus._entities[queue].lanes, answer)
+    spoiled = spoil(entity_of(bus, queue).pool, answer)
     sender.send_messages(ServiceBusMessage("x"))
     assert len(spoiled) == 2
     assert pair.parked_bodies() == ["x"]
@@ -92,7 +92,7 @@ def test_before_the_failover_it_is_an_error_that_counts(pair: Pair) -> None:
     queue = pair.queue()
     bus = pair.pairing(send_timeout=5, failover_interval=3000)
     sender = bus.get_queue_sender(queue).__enter__()
-    spoil(bus._entities[queue].lanes, ANSWERS["ValueError"])
+    spoil(entity_of(bus, queue).pool, ANSWERS["ValueError"])
     message = ServiceBusMessage("x")
     with pytest.raises(ServiceBusError) as caught:
         sender.send_messages(message)
@@ -107,7 +107,7 @@ def test_what_cannot_be_encoded_is_the_callers_also_then(pair: Pair, many: bool)
     queue = pair.queue()
     bus = pair.pairing()
     sender = bus.get_queue_sender(queue).__enter__()
-    spoil(bus._entities[queue].lanes, ANSWERS["ValueError"])
+    spoil(entity_of(bus, queue).pool, ANSWERS["ValueError"])
     bad: Any = ServiceBusMessage("x", application_properties={"number": 2**80})
     with pytest.raises((ServiceBusError, TypeError, ValueError, OverflowError)):
         sender.send_messages([bad] if many else bad)
@@ -122,12 +122,12 @@ def test_a_backlog_queue_that_answers_nonsense_is_left_for_another(pair: Pair) -
     sender = bus.get_queue_sender(queue)
     pair.declare_down(bus, queue)
     sender.send_messages(ServiceBusMessage("1"))
-    bad = sender._choice.queue
+    bad = sender._sender_queue.queue
     assert bad is not None
-    spoiled = spoil(bus.backlog._lanes[bad], ANSWERS["ValueError"])
+    spoiled = spoil(bus.backlog.pools[bad], ANSWERS["ValueError"])
     sender.send_messages(ServiceBusMessage("2"))
     assert len(spoiled) == 2
-    assert sender._choice.queue != bad
+    assert sender._sender_queue.queue != bad
     assert [path for path, found in bus.status().queues.items() if not found.in_rotation] == [bad]
 
 
@@ -137,7 +137,7 @@ def test_a_hub_that_answers_nonsense_fails_over(hubs: Hubs) -> None:  # noqa: F8
     bus = hubs.pairing(send_timeout=60)
     with bus.get_event_hub_producer(hub) as producer:
         producer.send_event(event("fine"))
-        spoiled = spoil(bus._entities[hubs.name(hub)].lanes, ANSWERS["ValueError"])
+        spoiled = spoil(entity_of(bus, hubs.name(hub)).pool, ANSWERS["ValueError"])
         producer.send_event(event("parked"))
         assert len(spoiled) >= 2
         assert hubs.state(bus, hub) == "failed over"

@@ -324,7 +324,7 @@ def test_a_send_that_is_about_to_park_sees_the_failback(pair: Pair, ledger: Ledg
 
 
 def test_a_parcel_is_divided_by_a_failback(pair: Pair, ledger: Ledger) -> None:
-    """What was parked when the primary came back stays parked, the rest goes to the primary: in order, each once."""
+    """Messages parked before the primary came back stay parked, the rest goes to the primary: in order, each once."""
     queue = pair.queue()
     bus = pair.pairing(backlog_queue_count=1, **{**QUICK, "send_timeout": 120.0})
     given = ledger.messages(60, b"x" * 1000)
@@ -384,14 +384,14 @@ def test_one_message_whose_answer_is_lost_keeps_the_id_that_it_was_given(pair: P
     sender = pair.sender(pair.queue(), **{**QUICK, "send_timeout": 10.0})
     pair.primary.kill()
     ledger.must_send(sender, ledger.message())
-    first = sender._choice.queue
+    first = sender._sender_queue.queue
     pair.secondary.faults.lost_accept(count=1)
     with ledger.answers_lost():
         ledger.must_send(sender, ledger.message(message_id=None))
     places = ledger.check()["m1"]
     assert len(places) == 2
     assert len({_message_id(each.payload) for each in places}) == 1
-    assert sender._choice.queue != first
+    assert sender._sender_queue.queue != first
 
 
 def _message_id(payload: bytes) -> Any:

@@ -26,22 +26,19 @@ from azure.servicebus.exceptions import (
     ServiceBusError,
 )
 
-from pairbus import Namespace, PairedNamespace, PairedSender, options
+from pairbus import Namespace, PairedNamespace, PairedSender
 from pairbus.domain.amqp import sections as amqp
 from pairbus.domain.amqp.codec import decode
 from pairbus.localbus import LocalBus
 from pairbus.localbus.auth import DEFAULT_KEY_NAME
-from tests.support.pairing import SLACK, Pair, pairbus_threads, wait_until
+from tests.support.pairing import SLACK, Pair, entity_of, idle_connection, pairbus_threads, wait_until
 from tests.support.process_fixtures import create, key_of, sas_token
 
 CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
 INTERVAL = 0.3
 
 
-@pytest.fixture(autouse=True)
-def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pings be more frequent than the options allow, so that no test waits for them."""
-    monkeypatch.setitem(options._RANGES, "ping_primary_interval", (0.1, 1800.0, "any"))
+pytestmark = pytest.mark.usefixtures("quick_pings")
 
 
 class Wire:
@@ -296,22 +293,33 @@ def test_a_failover_while_the_failback_is_being_told_has_one_task(pair: Pair) ->
 
 
 def ping_is_under_way(sender: PairedSender) -> Any:
-    return sender._entity._pinging
+    return sender._entity._ping_connection
 
 
-def test_close_stops_a_ping_that_hangs_within_a_second(pair: Pair) -> None:
-    """The primary is frozen and a ping waits for an answer: after close its task is gone within a second."""
+@pytest.mark.parametrize("end", ["pairing", "half"])
+@pytest.mark.parametrize("phase", ["opening", "sending"])
+def test_close_cuts_a_ping_that_hangs_within_a_second(pair: Pair, phase: str, end: str) -> None:
+    """The primary does not answer a ping: after the end of the pairing, or of a half, its thread is gone within a
+    second, and the ping does not count as a failed one."""
     queue = pair.queue()
     bus = pair.pairing(ping_primary_interval=INTERVAL, ping_timeout=60, send_timeout=1.5)
     sender = bus.get_queue_sender(queue).__enter__()
-    pair.primary.pause()
+    if phase == "opening":
+        pair.primary.pause()
+    else:
+        pair.primary.faults.lost_accept(queue)
     pair.declare_down(bus, queue)
     wait_until(lambda: ping_is_under_way(sender))
-    closing = threading.Thread(target=bus.close)
+    if phase == "sending":
+        wait_until(lambda: ping_is_under_way(sender).opened)
+    closing = threading.Thread(target=bus.close if end == "pairing" else bus.primary.close)
     closing.start()
     wait_until(lambda: not ping_threads(), 1 + SLACK, ping_threads)
     closing.join(60)
     assert not closing.is_alive()
+    bus.close()
+    assert not pair.told("ping failed")
+    assert bus.status().entities[queue].last_ping_error is None
 
 
 def test_close_stops_a_ping_that_cannot_even_connect_within_a_second(
@@ -372,7 +380,7 @@ def test_pings_start_every_interval_however_long_one_takes(pair: Pair, monkeypat
     queue = pair.queue()
     bus = pair.pairing(ping_primary_interval=1)
     bus.get_queue_sender(queue)
-    entity = bus._entities[queue]
+    entity = entity_of(bus, queue)
     starts: list[float] = []
     lengths = iter([0.7, 0.7, 2.5, 0.1, 0.1])
     now = [0.0]
@@ -535,7 +543,7 @@ def test_failback_is_seen_by_a_send_that_is_about_to_park(pair: Pair, monkeypatc
         waiting.set()
         return not go_on.wait(60)
 
-    monkeypatch.setattr(bus.backlog, "_closing", SimpleNamespace(wait=pause, is_set=bus.closing.is_set))
+    monkeypatch.setattr(bus.backlog, "closing", SimpleNamespace(wait=pause, is_set=bus.closing.is_set))
     sending = threading.Thread(target=sender.send_messages, args=(ServiceBusMessage("late"),))
     sending.start()
     assert waiting.wait(60)
@@ -562,7 +570,7 @@ def test_failback_is_seen_by_a_message_that_was_made_ready(pair: Pair, monkeypat
 
     def meanwhile(message: Any) -> Any:
         parcel = make(message)
-        entity = bus._entities[queue]
+        entity = entity_of(bus, queue)
         entity._change(entity.health.ping_answered(time.monotonic()))
         return parcel
 
@@ -578,8 +586,8 @@ def test_a_straggler_of_before_the_failback_fails_nothing_over(pair: Pair) -> No
     bus = pair.pairing(ping_primary_interval=INTERVAL, send_timeout=8)
     sender = bus.get_queue_sender(queue)
     sender.send_messages(ServiceBusMessage("before"))
-    (lane,) = bus._entities[queue].lanes._idle
-    real, under_way, go_on = lane._sender.send_messages, threading.Event(), threading.Event()
+    connection = idle_connection(entity_of(bus, queue).pool)
+    real, under_way, go_on = connection.sender.send_messages, threading.Event(), threading.Event()
 
     def unanswered(message: Any, timeout: float) -> None:
         real(message, timeout=timeout)
@@ -587,7 +595,7 @@ def test_a_straggler_of_before_the_failback_fails_nothing_over(pair: Pair) -> No
         go_on.wait(60)
         raise OperationTimeoutError(message="no answer")
 
-    lane._sender.send_messages = unanswered
+    connection.sender.send_messages = unanswered
     straggler = threading.Thread(target=sender.send_messages, args=(ServiceBusMessage("straggler"),))
     straggler.start()
     assert under_way.wait(60)
@@ -595,7 +603,7 @@ def test_a_straggler_of_before_the_failback_fails_nothing_over(pair: Pair) -> No
     await_state(sender, "available")
     sender.send_messages(ServiceBusMessage("direct"))
     assert straggler.is_alive()
-    wait_until(lambda: lane.was_cut, why="its time is not over")
+    wait_until(lambda: connection.was_cut, why="its time is not over")
     go_on.set()
     straggler.join(60)
     assert not straggler.is_alive()
@@ -639,7 +647,7 @@ def test_a_failback_while_the_refusal_is_read_parks_the_message(pair: Pair, monk
     bus = pair.pairing(ping_primary_interval=600)
     sender = bus.get_queue_sender(queue)
     pair.declare_down(bus, queue)
-    entity = bus._entities[queue]
+    entity = entity_of(bus, queue)
 
     class Flickering(type(entity)):  # type: ignore[misc]
         """Its refusal is forgotten as soon as somebody has read it, as by a ping that answers in between."""

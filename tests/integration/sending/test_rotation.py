@@ -1,4 +1,4 @@
-"""Which backlog queue a sender uses, when a queue leaves the rotation, and when it is tried again."""
+"""The backlog queue that a sender uses: its choice, its leaving the rotation, and its return."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pairbus import BacklogUnavailableError, NotParkableError
 from pairbus.domain.backlog import queue_path
 from pairbus.domain.conditions import MESSAGE_CONDITIONS
 from pairbus.localbus import bus_errors as localbus_conditions
-from pairbus.sending.sdk.classification import condition_of
-from tests.support.pairing import Pair, wait_until
+from pairbus.sending.sdk.classification import amqp_condition
+from tests.support.pairing import Pair, on_parking, wait_until
 from tests.support.send_ledger import Ledger
 
 QUICK: dict[str, Any] = {"send_timeout": 16.0}
@@ -82,14 +82,14 @@ def test_a_queue_that_refuses_leaves_for_all_senders(pair: Pair, ledger: Ledger)
     first, second = (bus.get_queue_sender(queue) for _ in range(2))
     good = queue_path(pair.name, len(REFUSALS))
     bad = {kind: queue_path(pair.name, index) for index, kind in enumerate(REFUSALS)}
-    first._choice.queue = good
+    first._sender_queue.queue = good
     # Each send meets one bad queue: by chance it might meet all ten, one after the other, in the time that it has.
-    bus.backlog._rotation._choose = lambda left: good if good in left else left[0]
+    bus.backlog.rotation.choose = lambda left: good if good in left else left[0]
     ledger.fail_over(first)
     for kind, path in bad.items():
         REFUSALS[kind](pair, path)
     for kind, path in bad.items():
-        first._choice.queue = second._choice.queue = path  # what they might have picked
+        first._sender_queue.queue = second._sender_queue.queue = path  # what they might have picked
         ledger.must_send(first, ledger.messages(2))
         assert not bus.status().queues[path].in_rotation, kind
         assert bus.status().queues[path].why, kind
@@ -113,41 +113,39 @@ def test_a_message_that_all_queues_refuse_takes_none_from_the_others(
     first, second = (bus.get_queue_sender(queue) for _ in range(2))
     for sender in (first, second):
         ledger.fail_over(sender)
-    used = [first._choice.queue, second._choice.queue]
+    used = [first._sender_queue.queue, second._sender_queue.queue]
     with pair.secondary.faults.during("reject", condition=condition):
         given = ledger.messages(3)
         error = ledger.send(first, given)
     assert isinstance(error, ServiceBusError)
     assert not isinstance(error, BacklogUnavailableError)
-    assert condition_of(error) == condition or isinstance(error, NotParkableError)
+    assert amqp_condition(error) == condition or isinstance(error, NotParkableError)
     assert error.messages == given  # type: ignore[union-attr]
     assert all(found.in_rotation for found in bus.status().queues.values())
     for sender in (first, second):
         ledger.must_send(sender, ledger.message())
-    assert [first._choice.queue, second._choice.queue] == used
+    assert [first._sender_queue.queue, second._sender_queue.queue] == used
     assert not pair.told("queue left rotation")
     ledger.check(but=0)
 
 
 def test_a_message_that_one_queue_refuses_is_parked_in_another(pair: Pair, ledger: Ledger) -> None:
-    """Where queues differ in what they take, one that takes it is found, and none leaves."""
+    """If only some queues take the message, one of them is found, and none leaves."""
     queue = pair.queue()
     bus = pair.pairing(backlog_queue_count=2, **QUICK)
     sender = bus.get_queue_sender(queue)
     ledger.fail_over(sender)
-    assert sender._choice.queue is not None
-    pair.secondary.faults.reject("amqp:not-allowed", sender._choice.queue)
-    refusing = sender._choice.queue
+    assert sender._sender_queue.queue is not None
+    pair.secondary.faults.reject("amqp:not-allowed", sender._sender_queue.queue)
+    refusing = sender._sender_queue.queue
     ledger.must_send(sender, ledger.message())
-    assert sender._choice.queue != refusing
+    assert sender._sender_queue.queue != refusing
     assert all(found.in_rotation for found in bus.status().queues.values())
     ledger.check(but=0)
 
 
 @pytest.mark.parametrize("then", ["all fail", "the other fails"])
-def test_a_refusal_says_nothing_about_the_messages_after_it(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, then: str
-) -> None:
+def test_a_refusal_says_nothing_about_the_messages_after_it(pair: Pair, then: str) -> None:
     """A queue refuses the first part of a list, another takes it and then fails: the first is asked about the rest, and
     if it fails as well the error is that the backlog is unavailable, not what it had said about what is parked."""
     queue = pair.queue()
@@ -155,20 +153,18 @@ def test_a_refusal_says_nothing_about_the_messages_after_it(
     sender = bus.get_queue_sender(queue)
     pair.declare_down(bus, queue)
     first, second = (queue_path(pair.name, index) for index in range(2))
-    sender._choice.queue = first
-    faults, send = pair.secondary.faults, bus.backlog._send
+    sender._sender_queue.queue = first
+    faults = pair.secondary.faults
     refusal = faults.reject("amqp:not-allowed", first)
 
-    def then_down(path: str, *args: Any) -> Any:
-        error = send(path, *args)
-        if error is None and path == second:
+    def then_down(path: str) -> None:
+        if path == second:
             faults.clear(refusal)
             faults.unavailable(second)
             if then == "all fail":
                 faults.unavailable(first)
-        return error
 
-    monkeypatch.setattr(bus.backlog, "_send", then_down)
+    on_parking(bus, after=then_down)
     given = [ServiceBusMessage(f"{number}" + "x" * 100_000) for number in range(4)]
     if then == "the other fails":
         sender.send_messages(given)

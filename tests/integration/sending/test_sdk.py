@@ -1,4 +1,4 @@
-"""What pairbus uses of the SDK's inside, pinned: a release of the SDK that changes one of these fails here first."""
+"""Pins of the SDK's private names: a release of the SDK that changes one of them fails here first."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from pairbus.domain.conditions import Meaning
 from pairbus.localbus import LocalBus
 from pairbus.runtime.administration import administration_client
 from pairbus.runtime.redaction import describe_error
-from pairbus.sending.backlog import Parcel
-from pairbus.sending.sdk import service_bus as sdk
-from pairbus.sending.sdk.classification import condition_of, means, status_of
+from pairbus.sending.parcel import Parcel
+from pairbus.sending.sdk import batches, clients, clone_error, connection_patches, encoding
+from pairbus.sending.sdk.classification import amqp_condition, meaning_of, status_of
 from tests.support.amqp_messages import CORPUS
 from tests.support.pairing import SLACK, Pair, wait_until
 from tests.support.process_fixtures import key_of, sas_token, with_key
@@ -150,9 +150,9 @@ def test_encoded_is_what_the_sdk_puts_on_the_wire(
     """Byte for byte, for every form in which a single message can be given."""
     _, _, sender = plain
     message = SINGLE[form]()
-    before = sdk.encoded(message)
+    before = encoding.encoded(message)
     sender.send_messages(message)
-    after = sdk.encoded_members(message)[0]
+    after = encoding.encoded_members(message)[0]
     assert len(sent) == 1
     assert sent[0] in (before, after)  # a time to live writes the time of day, in seconds
 
@@ -162,23 +162,23 @@ def test_a_batch_holds_what_encoded_gives(form: str) -> None:
     """The SDK's batch keeps encoded messages where we read them, and they are the ones that `encoded` makes."""
     batch = ServiceBusMessageBatch(max_size_in_bytes=100_000)
     message = SINGLE[form]()
-    before = sdk.encoded(message)
+    before = encoding.encoded(message)
     batch.add_message(message)
-    after = sdk.encoded(message)
-    assert sdk.encoded_members(batch)[0] in (before, after)
-    assert len(sdk.members(batch)) == len(batch) == 1
+    after = encoding.encoded(message)
+    assert encoding.encoded_members(batch)[0] in (before, after)
+    assert len(encoding.members(batch)) == len(batch) == 1
 
 
 def test_encoding_several_keeps_their_order() -> None:
     """Lists, generators and batches give the messages in the order in which they were given."""
     several = [ServiceBusMessage(str(number)) for number in range(5)]
-    expected = [sdk.encoded(each) for each in several]
+    expected = [encoding.encoded(each) for each in several]
     batch = ServiceBusMessageBatch(max_size_in_bytes=100_000)
     for each in several:
         batch.add_message(each)
-    assert sdk.encoded_members(several) == sdk.encoded_members(batch) == expected
-    assert sdk.encoded_members(iter(several)) == expected
-    assert sdk.members(several) == several
+    assert encoding.encoded_members(several) == encoding.encoded_members(batch) == expected
+    assert encoding.encoded_members(iter(several)) == expected
+    assert encoding.members(several) == several
 
 
 def test_raw_messages_are_delivered_byte_for_byte(pair: Pair, sent: list[bytes]) -> None:
@@ -186,11 +186,11 @@ def test_raw_messages_are_delivered_byte_for_byte(pair: Pair, sent: list[bytes])
     message, from its properties on as it was; header and annotations are the broker's to write."""
     queue = pair.queue()
     given = [envelope.park(raw, "orders", name) for name, raw, number in CORPUS if number == 0]
-    given.append(sdk.encoded(ServiceBusMessage(b"x" * 70_000, message_id="large")))
-    client = sdk.service_bus_client(pair.primary_namespace(), 5)
-    with client, sdk.sender_to(client, queue) as sender:
-        sender.send_messages(sdk.raw_batch(given), timeout=5)
-        sender.send_messages(sdk.raw_batch(given[:1]), timeout=5)
+    given.append(encoding.encoded(ServiceBusMessage(b"x" * 70_000, message_id="large")))
+    client = clients.service_bus_client(pair.primary_namespace(), 5)
+    with client, clients.sender_to(client, queue) as sender:
+        sender.send_messages(batches.raw_batch(given), timeout=5)
+        sender.send_messages(batches.raw_batch(given[:1]), timeout=5)
     assert all(raw in sent[-2] for raw in given)  # the first is the token
     found = pair.payloads(pair.primary, queue, len(given) + 1)
     expected = Counter(map(bare, given)) + Counter([bare(given[0])])
@@ -205,12 +205,12 @@ def bare(message: bytes) -> bytes:
 
 
 def test_a_raw_sender_sends_and_fails_as_the_sdks_own(pair: Pair) -> None:
-    """What it leaves out is done to messages that are none yet: the bytes arrive, and errors are the SDK's, in time."""
+    """Encoded messages arrive as they are, and errors are the SDK's, in time."""
     queue = pair.queue()
-    client = sdk.service_bus_client(pair.primary_namespace(), 60)
-    given = [sdk.encoded(ServiceBusMessage(body)) for body in ("1", "2")]
-    with client, sdk.sender_to(client, queue) as sender:
-        sender.send_messages(sdk.raw_batch(given), timeout=5)
+    client = clients.service_bus_client(pair.primary_namespace(), 60)
+    given = [encoding.encoded(ServiceBusMessage(body)) for body in ("1", "2")]
+    with client, clients.sender_to(client, queue) as sender:
+        sender.send_messages(batches.raw_batch(given), timeout=5)
         assert pair.bodies(queue) == ["1", "2"]
         for condition, kind in (
             ("com.microsoft:server-busy", ServiceBusServerBusyError),
@@ -218,36 +218,30 @@ def test_a_raw_sender_sends_and_fails_as_the_sdks_own(pair: Pair) -> None:
         ):
             pair.primary.faults.reject(condition, queue, count=1)
             with pytest.raises(kind) as raised:
-                sender.send_messages(sdk.raw_batch(given), timeout=5)
-            assert condition_of(raised.value) == condition
-            assert sdk.is_running(sender)
+                sender.send_messages(batches.raw_batch(given), timeout=5)
+            assert amqp_condition(raised.value) == condition
+            assert connection_patches.is_running(sender)
         pair.primary.faults.lost_accept(queue, count=1)
         begun = time.monotonic()
         with pytest.raises(OperationTimeoutError):
-            sender.send_messages(sdk.raw_batch(given), timeout=1)
+            sender.send_messages(batches.raw_batch(given), timeout=1)
         assert time.monotonic() - begun < 1 + SLACK
-    assert not sdk.is_running(sender)
+    assert not connection_patches.is_running(sender)
 
 
-@pytest.mark.parametrize("innermost", [True, False], ids=["directly", "by the SDK as ever"])
 @pytest.mark.parametrize("form", SINGLE)
 def test_a_message_goes_out_as_the_sdk_would_send_it(
-    plain: tuple[Pair, str, ServiceBusSender],
-    sent: list[bytes],
-    monkeypatch: pytest.MonkeyPatch,
-    form: str,
-    innermost: bool,
+    plain: tuple[Pair, str, ServiceBusSender], sent: list[bytes], form: str
 ) -> None:
-    """Byte for byte, whether or not there is the part of the SDK that sends without the rest."""
+    """A sender of ours puts the same bytes on the wire as the SDK's own."""
     pair, queue, sender = plain
-    monkeypatch.setattr(sdk, "_HAS_INNERMOST", innermost)
     message = SINGLE[form]()
-    with sdk.service_bus_client(pair.primary_namespace(), 60) as client, sdk.sender_to(client, queue) as ours:
+    with clients.service_bus_client(pair.primary_namespace(), 60) as client, clients.sender_to(client, queue) as ours:
         sent.clear()  # the token
-        before = sdk.encoded(message)
+        before = encoding.encoded(message)
         ours.send_messages(message, timeout=5)
         sender.send_messages(message)
-    after = sdk.encoded(message)
+    after = encoding.encoded(message)
     ours_raw, theirs_raw = sent[:2]
     assert ours_raw == theirs_raw or {ours_raw, theirs_raw} <= {before, after}  # a time of day, in seconds
 
@@ -255,8 +249,8 @@ def test_a_message_goes_out_as_the_sdk_would_send_it(
 def test_what_the_sdk_does_not_send_is_refused_as_it_refuses_it(pair: Pair) -> None:
     """Errors of a single message are of the SDK's classes, in time; on a closed sender, too."""
     queue = pair.queue()
-    with sdk.service_bus_client(pair.primary_namespace(), 60) as client:
-        sender = sdk.sender_to(client, queue)
+    with clients.service_bus_client(pair.primary_namespace(), 60) as client:
+        sender = clients.sender_to(client, queue)
         with sender:
             sender.send_messages(ServiceBusMessage("0"), timeout=5)  # opened by the SDK
             for condition, kind in (
@@ -266,8 +260,8 @@ def test_what_the_sdk_does_not_send_is_refused_as_it_refuses_it(pair: Pair) -> N
                 pair.primary.faults.reject(condition, queue, count=1)
                 with pytest.raises(kind) as raised:
                     sender.send_messages(ServiceBusMessage("refused"), timeout=5)
-                assert condition_of(raised.value) == condition
-                assert sdk.is_running(sender)
+                assert amqp_condition(raised.value) == condition
+                assert connection_patches.is_running(sender)
             unencodable = ServiceBusMessage("x", message_id="m")
             unencodable._raw_amqp_message.properties.group_sequence = "no number"
             with pytest.raises(ServiceBusError, match="Handler failed"):
@@ -285,21 +279,24 @@ def test_what_the_sdk_does_not_send_is_refused_as_it_refuses_it(pair: Pair) -> N
 
 def test_what_a_credential_cannot_import_is_no_outage(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The SDK raises it as it is; also where a token is renewed while a link is open."""
-    with sdk.service_bus_client(pair.primary_namespace(), 60) as client, sdk.sender_to(client, pair.queue()) as sender:
+    with (
+        clients.service_bus_client(pair.primary_namespace(), 60) as client,
+        clients.sender_to(client, pair.queue()) as sender,
+    ):
 
         def renew(*args: Any, **named: Any) -> None:
             raise ImportError("no module named credentials")
 
-        monkeypatch.setattr(sender._handler, "_send_message_impl", renew)
+        monkeypatch.setattr(sender._handler, "send_message", renew)
         with pytest.raises(ImportError, match="no module named credentials"):
             sender.send_messages(ServiceBusMessage("x"), timeout=5)
 
 
 def test_a_raw_batch_is_not_refused_for_its_size() -> None:
     """The limit is reckoned by pairbus: what it hands over is sent."""
-    batch = sdk.raw_batch([b"x" * 3_000_000])
+    batch = batches.raw_batch([b"x" * 3_000_000])
     assert len(batch) == 1
-    assert sdk.encoded_members(batch) == [b"x" * 3_000_000]
+    assert encoding.encoded_members(batch) == [b"x" * 3_000_000]
 
 
 ENVELOPES: dict[str, Callable[[int], Any]] = {
@@ -325,7 +322,7 @@ def test_what_a_failback_finds_unparked_has_the_sdks_envelope(form: str, done: i
     theirs = ServiceBusMessageBatch()
     for each in given[done:]:
         theirs.add_message(each)
-    parcel = Parcel("orders", [sdk.unshared(each) for each in given])
+    parcel = Parcel("orders", [encoding.unshared(each) for each in given])
     parcel.done = done
     assert parcel.rest == given[done:]
     ours = parcel.unparked()
@@ -343,13 +340,13 @@ def test_overheads_are_never_less_than_the_sdk_reckons() -> None:
         for _ in range(5):
             message = ServiceBusMessage(b"x" * size, message_id="m" * 128)
             batch.add_message(message)
-            lengths += len(sdk.encoded(message)) + sdk.MESSAGE_OVERHEAD
-        assert batch.size_in_bytes <= lengths + sdk.BATCH_OVERHEAD
+            lengths += len(encoding.encoded(message)) + batches.MESSAGE_OVERHEAD
+        assert batch.size_in_bytes <= lengths + batches.BATCH_OVERHEAD
 
 
 def test_an_empty_batch_refuses_as_the_sdks_does() -> None:
     """The batch that a caller fills while the primary is down has a limit too."""
-    batch = sdk.empty_batch(100)
+    batch = batches.empty_batch(100)
     assert batch.max_size_in_bytes == 100
     with pytest.raises(ServiceBusError):
         batch.add_message(ServiceBusMessage(b"x" * 200))
@@ -414,9 +411,9 @@ def test_the_sdk_would_have_changed_them(plain: tuple[Pair, str, ServiceBusSende
 
 @pytest.mark.parametrize("form", SINGLE)
 def test_unshared_is_equal_and_shares_no_properties(form: str) -> None:
-    """What is sent is the same message; a copy is made only where the SDK would write into it, and is traced back."""
+    """The copy is the same message; it is made only where the SDK would write into it, and leads to the original."""
     message = SINGLE[form]()
-    twin = sdk.unshared(message)
+    twin = encoding.unshared(message)
     given = message["application_properties"] if isinstance(message, dict) else message.application_properties
     assert twin.application_properties == given
     if any(isinstance(value, bytes) for value in (given or {}).values()):
@@ -424,18 +421,18 @@ def test_unshared_is_equal_and_shares_no_properties(form: str) -> None:
         assert twin.application_properties is not given
     else:
         assert twin is message
-    assert sdk.members(twin)[0] is message
-    assert sdk.members([twin, twin])[1] is message
+    assert encoding.members(twin)[0] is message
+    assert encoding.members([twin, twin])[1] is message
 
 
 def test_a_dictionary_keeps_the_id_that_it_was_given() -> None:
     """The SDK makes up another each time it reads one: a message that is tried and then parked has one id."""
     given = {"body": "x"}
-    assert sdk.encoded(given) != sdk.encoded(given)
-    twin = sdk.unshared(given)
-    assert sdk.encoded(twin) == sdk.encoded(twin) == sdk.encoded(sdk.unshared(twin))
-    assert sdk.members(twin)[0] is given
-    assert sdk.unshared({"no": "body"}) == {"no": "body"}
+    assert encoding.encoded(given) != encoding.encoded(given)
+    twin = encoding.unshared(given)
+    assert encoding.encoded(twin) == encoding.encoded(twin) == encoding.encoded(encoding.unshared(twin))
+    assert encoding.members(twin)[0] is given
+    assert encoding.unshared({"no": "body"}) == {"no": "body"}
 
 
 # --- what is billed --------------------------------------------------------------------------------------------------
@@ -454,13 +451,13 @@ KB64 = 64 * 1024
         ([ServiceBusMessage(b"x" * (KB64 + 1)), ServiceBusMessage("y")], 3),
         (AmqpAnnotatedMessage(value_body="x"), 1),
         (AmqpAnnotatedMessage(data_body=b"x" * (KB64 + 1)), 2),
-        (sdk.unshared({"body": b"x" * (KB64 + 1)}), 2),
+        (encoding.unshared({"body": b"x" * (KB64 + 1)}), 2),
         ([], 0),
     ],
 )
 def test_what_a_send_is_billed(message: Any, operations: int) -> None:
     """One operation for each message and each further 64 KB of it."""
-    assert sdk.billed(message) == operations
+    assert encoding.billed(message) == operations
 
 
 def test_a_batch_is_billed_by_its_messages() -> None:
@@ -468,13 +465,13 @@ def test_a_batch_is_billed_by_its_messages() -> None:
     batch = ServiceBusMessageBatch(max_size_in_bytes=1_000_000)
     for size in (0, KB64 + 1, 10):
         batch.add_message(ServiceBusMessage(b"x" * size))
-    assert sdk.billed(batch) == 4
+    assert encoding.billed(batch) == 4
 
 
 def test_which_forms_are_many() -> None:
     """As the SDK tells a message from several."""
-    assert [sdk.is_many(each) for each in ([], (), iter([]), ServiceBusMessageBatch(), "text")] == [True] * 5
-    assert [sdk.is_many(each()) for each in SINGLE.values()] == [False] * len(SINGLE)
+    assert [encoding.is_many(each) for each in ([], (), iter([]), ServiceBusMessageBatch(), "text")] == [True] * 5
+    assert [encoding.is_many(each()) for each in SINGLE.values()] == [False] * len(SINGLE)
 
 
 # --- connections -----------------------------------------------------------------------------------------------------
@@ -484,17 +481,17 @@ def test_a_connection_has_no_thread_of_its_own_and_can_be_tended(pair: Pair) -> 
     """`keep_alive=None` is understood; `tend` hears of a detached link and of a connection that is gone."""
     queue = pair.queue()
     before = threading.active_count()
-    client = sdk.service_bus_client(pair.primary_namespace(), 5)
-    with client, sdk.sender_to(client, queue) as sender:
+    client = clients.service_bus_client(pair.primary_namespace(), 5)
+    with client, clients.sender_to(client, queue) as sender:
         assert threading.active_count() == before
         for _ in range(3):
-            sdk.tend(sender)
+            connection_patches.keep_alive(sender)
         sender.send_messages(ServiceBusMessage("x"), timeout=5)
         pair.primary.faults.unavailable(queue)
 
         def is_dead() -> bool:
             try:
-                sdk.tend(sender)
+                connection_patches.keep_alive(sender)
             except Exception:
                 return True
             return False
@@ -505,9 +502,9 @@ def test_a_connection_has_no_thread_of_its_own_and_can_be_tended(pair: Pair) -> 
 def test_a_send_is_ended_from_outside(pair: Pair) -> None:
     """`shut` wakes whoever waits on the connection, and does nothing to a sender that was never opened."""
     queue = pair.queue()
-    client = sdk.service_bus_client(pair.primary_namespace(), 60)
-    with client, sdk.sender_to(client, queue) as sender:
-        sdk.shut(sdk.sender_to(client, queue))
+    client = clients.service_bus_client(pair.primary_namespace(), 60)
+    with client, clients.sender_to(client, queue) as sender:
+        connection_patches.abort(clients.sender_to(client, queue))
         pair.primary.faults.black_hole(queue)
         caught: list[Exception] = []
 
@@ -520,7 +517,7 @@ def test_a_send_is_ended_from_outside(pair: Pair) -> None:
         waiting = threading.Thread(target=send)
         waiting.start()
         wait_until(lambda: sender._handler._link._pending_deliveries, why="nothing was sent")
-        sdk.shut(sender)
+        connection_patches.abort(sender)
         waiting.join(10)
         assert not waiting.is_alive()
         assert isinstance(caught[0], ServiceBusError)
@@ -536,12 +533,12 @@ def test_why_a_token_was_refused_is_kept(pair: Pair, who: str, status: int, tls:
     if tls:
         there = there.replace("UseDevelopmentEmulator=true;", "")
     queue = "nobody" if who == "nobody" else pair.queue()
-    client = sdk.service_bus_client(pair.primary_namespace(there), 5)
-    with client, pytest.raises(ServiceBusError) as caught, sdk.sender_to(client, queue):
+    client = clients.service_bus_client(pair.primary_namespace(there), 5)
+    with client, pytest.raises(ServiceBusError) as caught, clients.sender_to(client, queue):
         pass
     assert type(caught.value) is (ServiceBusConnectionError if tls else ServiceBusAuthenticationError)
     assert status_of(caught.value) == status
-    assert means(caught.value) is Meaning.CONFIGURATION
+    assert meaning_of(caught.value) is Meaning.CONFIGURATION
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
@@ -558,8 +555,8 @@ def test_every_kind_of_credential_is_taken_by_both_clients(pair: Pair, tls: bool
     for namespace in (keyed, signed):
         with administration_client(namespace, 5) as admin:
             assert admin.get_queue(queue).name == queue
-        client = sdk.service_bus_client(namespace, 5)
-        with client, sdk.sender_to(client, queue) as sender:
+        client = clients.service_bus_client(namespace, 5)
+        with client, clients.sender_to(client, queue) as sender:
             sender.send_messages(ServiceBusMessage("x"), timeout=5)
     assert pair.arrived(queue) == 2
 
@@ -575,14 +572,14 @@ def test_an_error_is_raised_again_with_all_its_facts() -> None:
         OperationTimeoutError(message="late", error=inside),
         ServiceBusConnectionError(message="gone", condition="amqp:socket-error"),
     ):
-        twin = sdk.again(error)
+        twin = clone_error.clone_error(error)
         assert twin is not error
         assert type(twin) is type(error)
         assert str(twin) == str(error)
-        assert means(twin) is means(error)
+        assert meaning_of(twin) is meaning_of(error)
         assert twin.inner_exception is error.inner_exception
     odd = UnicodeDecodeError("utf-8", b"", 0, 1, "?")
-    twin = sdk.again(odd)
+    twin = clone_error.clone_error(odd)
     assert (type(twin), str(twin)) == (type(odd), str(odd))
     assert twin is not odd
 

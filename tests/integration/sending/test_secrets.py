@@ -16,7 +16,7 @@ import pytest
 from azure.core.credentials import AccessToken, AzureSasCredential
 from azure.servicebus import ServiceBusMessage
 
-from pairbus import BacklogUnavailableError, Namespace, OptionError, PairingError, PairingOptions, options
+from pairbus import BacklogUnavailableError, Namespace, OptionError, PairingError, PairingOptions
 from pairbus.localbus import LocalBus
 from pairbus.localbus.auth import DEFAULT_KEY_NAME
 from pairbus.runtime.redaction import describe_error
@@ -27,10 +27,7 @@ WRONG_KEY = "d3Jvbmcta2V5LXRoYXQtbm9ib2R5LW1heS1zZWU="
 JWT = "eyJhbGciOiJub25lIn0.eyJhdWQiOiJzZWNyZXQtY2xhaW1zIn0.c2VjcmV0LXNpZ25hdHVyZQ"
 
 
-@pytest.fixture(autouse=True)
-def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pings be more frequent than the options allow, so that no test waits for them."""
-    monkeypatch.setitem(options._RANGES, "ping_primary_interval", (0.1, 1800.0, "any"))
+pytestmark = pytest.mark.usefixtures("quick_pings")
 
 
 class Token:
@@ -69,7 +66,7 @@ def everything() -> Iterator[Everything]:
 
 
 class Said:
-    """What was said to the program: texts, and errors with all that belongs to them."""
+    """Texts and errors that the program was given, with all that belongs to them."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -230,7 +227,7 @@ def test_secrets_are_masked_before_a_text_is_cut() -> None:
 
 
 def test_the_localbus_of_these_tests_knows_its_own_secrets(pair: Pair) -> None:
-    """What the other tests look for is what is really used: a guard against looking for the wrong thing."""
+    """The secrets that the other tests look for are really used: otherwise those tests could not fail."""
     assert isinstance(pair.primary, LocalBus)
     assert len(key_of(pair.primary.connection_string)) > 16
     with pytest.raises(AssertionError, match="a secret"):

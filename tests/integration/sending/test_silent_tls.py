@@ -24,29 +24,24 @@ from pairbus import (
     PairedNamespace,
     PairingOptions,
     ProvisioningError,
-    options,
     pair_namespaces,
 )
 from pairbus.domain.conditions import Meaning
-from pairbus.sending import connections as lanes
 from pairbus.sending import credential_check as credentials
-from pairbus.sending.sdk import event_hub_sender as eventhub_sdk
-from pairbus.sending.sdk import service_bus as sdk
-from pairbus.sending.sdk.classification import at_opening, means
+from pairbus.sending.connections import ConnectionWatchdog, SenderConnection
+from pairbus.sending.sdk import clients, connection_patches, event_hub_sender, handshake
+from pairbus.sending.sdk.classification import at_opening, meaning_of
 from tests.support.pairing import IMPATIENT, Pair, pairbus_threads, wait_until
 
 #: Attempts that fail before anything is counted: far more than may be under way at once.
 ATTEMPTS = 5
 
 
-@pytest.fixture(autouse=True)
-def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pings be more frequent than the options allow, so that no test waits for them."""
-    monkeypatch.setitem(options._RANGES, "ping_primary_interval", (0.1, 1800.0, "any"))
+pytestmark = pytest.mark.usefixtures("quick_pings")
 
 
 def sockets() -> int:
-    """How many sockets this process has open. (A bus that is paused takes a pipe.)"""
+    """Return the number of sockets that this process has open. (A bus that is paused takes a pipe.)"""
     found = 0
     for each in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # that of looking there, too
@@ -55,7 +50,7 @@ def sockets() -> int:
 
 
 def opening() -> int:
-    """How many links are being opened."""
+    """Return the number of links that are being opened."""
     return sum(name.startswith("pairbus-open") for name in pairbus_threads())
 
 
@@ -169,11 +164,11 @@ def test_nor_does_one_when_the_secondary_is_dead_as_well(
 
 
 def service_bus(namespace: Namespace) -> Any:
-    return sdk.sender_to(sdk.service_bus_client(namespace, 60), "any")
+    return clients.sender_to(clients.service_bus_client(namespace, 60), "any")
 
 
 def event_hub(namespace: Namespace) -> Any:
-    return eventhub_sdk.HubSender(namespace, "any", None)
+    return event_hub_sender.HubSender(namespace, "any", None)
 
 
 SDKS = pytest.mark.parametrize("make", [service_bus, event_hub])
@@ -204,24 +199,24 @@ def test_a_handshake_is_ended_from_outside(silent: socket.socket, make: Callable
     with peer:
         peer.settimeout(30)
         assert peer.recv(1)  # it has said hello, and waits for an answer
-        sdk.shut(sender)
+        connection_patches.abort(sender)
         thread.join(30)
         assert not thread.is_alive()
         while peer.recv(4096):
             pass
-    assert means(at_opening(caught[0])) is Meaning.OUTAGE
+    assert meaning_of(at_opening(caught[0])) is Meaning.OUTAGE
 
 
 @SDKS
 def test_a_handshake_that_nobody_ends_has_an_end(
     silent: socket.socket, make: Callable[[Namespace], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever should have cut it: it is an outage after a minute."""
-    monkeypatch.setattr(sdk, "_HANDSHAKE_SECONDS", 0.1)
+    """Even if it is never cut, it is an outage after a minute."""
+    monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 0.1)
     thread, caught = open_link(make(at(silent)))
     thread.join(30)
     assert not thread.is_alive()
-    assert means(at_opening(caught[0])) is Meaning.OUTAGE
+    assert meaning_of(at_opening(caught[0])) is Meaning.OUTAGE
 
 
 @SDKS
@@ -233,7 +228,7 @@ def test_a_link_that_is_cut_after_the_handshake_leaves_no_socket(
     namespace = Namespace.from_connection_string(bus.tls_connection_string, name="silent", ca_file=bus.ca_file)
     before = sockets()
     shaken = threading.Event()
-    wrap = sdk._Handshake.wrap_socket
+    wrap = handshake.BoundedHandshake.wrap_socket
 
     def pause_then(self: Any, *args: Any, **named: Any) -> Any:
         found = wrap(self, *args, **named)
@@ -241,13 +236,13 @@ def test_a_link_that_is_cut_after_the_handshake_leaves_no_socket(
         shaken.set()
         return found
 
-    monkeypatch.setattr(sdk._Handshake, "wrap_socket", pause_then)
+    monkeypatch.setattr(handshake.BoundedHandshake, "wrap_socket", pause_then)
     sender = make(namespace)
     thread, caught = open_link(sender)
     assert shaken.wait(60)
 
     def ended() -> bool:
-        sdk.shut(sender)
+        connection_patches.abort(sender)
         return not thread.is_alive()
 
     wait_until(ended, 30)
@@ -258,21 +253,23 @@ def test_a_link_that_is_cut_after_the_handshake_leaves_no_socket(
 def test_a_link_that_was_cut_before_it_had_a_socket_is_cut_again(
     pair: Pair, silent: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cut that came too early is made good by the guard, also once the pairing is closed."""
-    early = 2  # by whoever waited, and as the pairing closes
+    """The watchdog repeats a cut that came too early, also once the pairing is closed."""
+    early = 2  # by the caller that gave up, and as the pairing closes
     cuts: list[Any] = []
 
-    def shut(sender: Any) -> None:
+    real = connection_patches.abort
+
+    def abort(sender: Any) -> None:
         cuts.append(sender)
         if len(cuts) > early:
-            sdk.shut(sender)
+            real(sender)
 
-    monkeypatch.setattr(lanes, "shut", shut)
+    monkeypatch.setattr(connection_patches, "abort", abort)
     before = sockets()
-    guard = lanes.Guard()
-    lane = lanes.Lane(service_bus(at(silent, use_tls=False)), guard)
+    watchdog = ConnectionWatchdog()
+    connection = SenderConnection(service_bus(at(silent, use_tls=False)), watchdog)
     with pytest.raises(Exception, match="within"):
-        lane.open(0.1)
-    guard.finish(0.0)
+        connection.open(0.1)
+    watchdog.stop(0.0)
     wait_until(lambda: not pairbus_threads() and sockets() <= before, 30, pairbus_threads)
     assert len(cuts) > early

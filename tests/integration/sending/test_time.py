@@ -17,15 +17,14 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
 
 from pairbus import BacklogUnavailableError, PairedNamespace, PairedSender
-from tests.support.pairing import Pair, pairbus_threads, wait_until
+from tests.support.pairing import SLACK, Pair, pairbus_threads, wait_until
 
 #: Long enough that a bound which is applied twice does not pass for one with slack.
 TIMEOUT = 6.0
-SLACK = 5.5
 
 
 def took(call: Callable[[], Any]) -> tuple[float, BaseException | None]:
-    """How long a call took, and what it raised."""
+    """Return the seconds that a call took, and its error."""
     began = time.monotonic()
     try:
         call()
@@ -98,7 +97,7 @@ def test_a_timeout_that_is_none_is_refused(pair: Pair, timeout: float) -> None:
 
 @SILENCE
 def test_parked_at_once_when_failed_over(pair: Pair, silent: Callable[..., None]) -> None:
-    """Whoever comes after the failover does not wait for the primary at all."""
+    """Sends after the failover do not wait for the primary at all."""
     queue = pair.queue()
     bus = pair.pairing(send_timeout=60)
     with bus.get_queue_sender(queue) as sender:
@@ -165,7 +164,7 @@ def test_parked_within_the_interval_and_one_send(pair: Pair) -> None:
 @pytest.mark.parametrize("linked", [True, False], ids=["link", "no-link"])
 @pytest.mark.parametrize("paused", [True, False], ids=["paused", "black-hole"])
 def test_parking_in_a_silent_secondary_ends_in_time(pair: Pair, paused: bool, linked: bool) -> None:
-    """Nobody takes the message: an error that carries it, within the bound."""
+    """Neither namespace takes the message: an error carries it, within the bound."""
     queue = pair.queue()
     bus = pair.pairing(send_timeout=60)
     sender = bus.get_queue_sender(queue)
@@ -227,7 +226,7 @@ def test_threads_end_also_in_a_quiet_life(pair: Pair) -> None:
     bus = pair.pairing()
     with bus.get_queue_sender(queue) as sender:
         sender.send_messages(ServiceBusMessage("x"))
-        wait_until(lambda: pairbus_threads() == ["pairbus-events", "pairbus-guard"], why=pairbus_threads)
+        wait_until(lambda: pairbus_threads() == ["pairbus-events", "pairbus-watchdog"], why=pairbus_threads)
         assert threading.active_count() <= before + 2
     bus.close()
     wait_until(lambda: not pairbus_threads(), why=pairbus_threads)

@@ -11,9 +11,9 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from pairbus.domain import envelope
-from pairbus.sending.sdk import service_bus as sdk
+from pairbus.sending.sdk import encoding
 from tests.integration.sending.test_sdk import SINGLE, picture
-from tests.support.pairing import Pair
+from tests.support.pairing import Pair, come_back, on_parking
 from tests.support.spans import Span, traced
 
 
@@ -106,21 +106,14 @@ def test_a_list_is_traced_message_by_message(pair: Pair) -> None:
     assert len(set(traces)) == 5
 
 
-def test_what_a_failback_finds_unparked_can_be_sent_with_a_tracer(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_failback_finds_unparked_can_be_sent_with_a_tracer(pair: Pair) -> None:
     """A list of every form, of which a part is parked: the tracer does not stumble over the rest."""
     queue = pair.queue()
     bus = pair.pairing(backlog_queue_count=1)
     sender = bus.get_queue_sender(queue)
     sender.send_messages(ServiceBusMessage("first"))
     pair.declare_down(bus, queue)
-    entity, send = bus._entities[queue], bus.backlog._send
-
-    def then_back(*args: Any) -> Any:
-        found = send(*args)
-        entity.health = entity.health.ping_answered(0.0)
-        return found
-
-    monkeypatch.setattr(bus.backlog, "_send", then_back)
+    on_parking(bus, after=lambda path: come_back(bus, queue))
     large = "x" * 200_000
     with tracing():
         sender.send_messages([ServiceBusMessage(large), AmqpAnnotatedMessage(data_body=b"a"), {"body": large}])
@@ -129,7 +122,7 @@ def test_what_a_failback_finds_unparked_can_be_sent_with_a_tracer(pair: Pair, mo
 
 
 def test_without_a_tracer_no_copy_is_made() -> None:
-    """What costs time is done only where it is needed."""
+    """Copies cost time, and are made only where they are needed."""
     message = with_properties()
-    assert sdk.unshared(message) is message
-    assert sdk.encoded(message, sdk.destination("host", "queue")) == sdk.encoded(message)
+    assert encoding.unshared(message) is message
+    assert encoding.encoded(message, encoding.span_attributes("host", "queue")) == encoding.encoded(message)

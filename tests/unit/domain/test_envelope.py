@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pairbus.domain import envelope
 from pairbus.domain.amqp import sections
 from pairbus.domain.amqp.codec import Described, Long, Symbol, Timestamp, UInt, ULong, decode, encode
-from pairbus.domain.envelope import EnvelopeError, NotParkableError, park, restore
+from pairbus.domain.envelope import EnvelopeError, NotRestorableError, park, restore
 from tests.support.amqp_messages import CORPUS
 from tests.support.envelope_messages import ID, NOW, through_localbus
 from tests.support.envelope_runs import (
@@ -140,8 +140,8 @@ def test_a_message_without_an_id_gets_one_for_good(properties: bytes | None) -> 
 @pytest.mark.parametrize("name", envelope.ALIASES)
 @pytest.mark.parametrize("kind", [str, Symbol])
 def test_a_message_that_has_an_alias_of_its_own_is_refused(name: str, kind: type) -> None:
-    """It could not be told apart afterwards: NotParkableError names the property."""
-    with pytest.raises(NotParkableError, match=name) as caught:
+    """It could not be told apart afterwards: NotRestorableError names the property."""
+    with pytest.raises(NotRestorableError, match=name) as caught:
         park(message(application=encode({"a": 1, kind(name): "x"})), "q", ID)
     assert caught.value.property == name
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
@@ -158,7 +158,7 @@ UNPARKABLE = {
 @pytest.mark.parametrize("property", UNPARKABLE)
 def test_a_field_of_a_wrong_type_is_refused_by_name(property: str) -> None:
     """A backlog queue would refuse it or act on it: the sender is told, not the queue."""
-    with pytest.raises(NotParkableError) as caught:
+    with pytest.raises(NotRestorableError) as caught:
         park(UNPARKABLE[property], "q", ID)
     assert caught.value.property == property
 
@@ -173,14 +173,14 @@ def test_a_scheduled_time_of_nothing_is_left_alone_and_two_are_refused() -> None
         both = message(annotations=sections.encode_map(entries))
         assert restore(park(both, "q", ID), NOW).message == both
     twice = message(annotations=sections.encode_map([name, encode(Timestamp(1)), name, encode(Timestamp(2))]))
-    with pytest.raises(NotParkableError, match="twice"):
+    with pytest.raises(NotRestorableError, match="twice"):
         park(twice, "q", ID)
 
 
 def test_a_destination_must_be_named() -> None:
     """An empty path or namespace could not be restored."""
     for path, namespace in (("", None), ("q", "")):
-        with pytest.raises(NotParkableError, match="empty"):
+        with pytest.raises(NotRestorableError, match="empty"):
             park(message(), path, ID, namespace)
 
 
@@ -432,7 +432,7 @@ def test_a_place_or_an_order_that_no_longer_fits_does_no_harm() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_damaged_message_raises_nothing_but_the_documented_errors(seed: int) -> None:
-    """Bytes changed, cut or put in anywhere: restore raises EnvelopeError, park NotParkableError, or neither."""
+    """Bytes changed, cut or put in anywhere: restore raises EnvelopeError, park NotRestorableError, or neither."""
     run_damaged(seed, 25)
 
 

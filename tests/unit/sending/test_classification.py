@@ -1,4 +1,4 @@
-"""The table of what a failure means: complete, and read by class, condition and status, never by text."""
+"""The meaning of errors: complete tables, read by class, condition and status, never by text."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pairbus.domain.conditions import CONDITIONS, Meaning
 from pairbus.localbus import bus_errors as localbus_conditions
 from pairbus.sending.sdk.classification import (
     CLASSES,
+    amqp_condition,
     at_opening,
-    condition_of,
     has_no_credential,
     is_shortage,
-    means,
+    meaning_of,
     status_of,
 )
 
@@ -50,7 +50,7 @@ CODES = [value.decode() for name, value in vars(constants).items() if name.start
 
 
 def translated(error: Exception, **options: str) -> Exception:
-    """What the SDK makes of an error from its inside."""
+    """Return the error that the SDK raises for one of its engine."""
     silent = logging.getLogger("tests.silent")
     silent.propagate = False
     silent.disabled = True
@@ -81,7 +81,7 @@ def test_every_condition_is_in_the_table(condition: str) -> None:
 
 
 def test_every_condition_of_localbus_is_in_the_table() -> None:
-    """What localbus can answer is decided on, but for the one that is a client's word and never an answer."""
+    """Every condition that localbus answers with has a row, but for the one that only clients use."""
     assert set(localbus_conditions.STATUS) - set(CONDITIONS) <= {localbus_conditions.DEAD_LETTER}
 
 
@@ -89,7 +89,7 @@ def test_the_rows_of_the_contract() -> None:
     """Time-outs, lost connections and links and errors of the service count; busy waits; the rest is configuration."""
     assert {kind for kind, meaning in CLASSES.items() if meaning is BUSY} == {sdk.ServiceBusServerBusyError}
     for kind in (sdk.OperationTimeoutError, sdk.ServiceBusConnectionError, sdk.ServiceBusCommunicationError):
-        assert means(kind()) is OUTAGE
+        assert meaning_of(kind()) is OUTAGE
     for kind in (
         sdk.ServiceBusAuthenticationError,
         sdk.ServiceBusAuthorizationError,
@@ -98,9 +98,9 @@ def test_the_rows_of_the_contract() -> None:
         sdk.MessageSizeExceededError,
         sdk.ServiceBusQuotaExceededError,
     ):
-        assert means(kind()) is CONFIGURATION
-    assert means(sdk.ServiceBusServerBusyError()) is BUSY
-    assert means(sdk.ServiceBusError("an error of the service")) is OUTAGE
+        assert meaning_of(kind()) is CONFIGURATION
+    assert meaning_of(sdk.ServiceBusServerBusyError()) is BUSY
+    assert meaning_of(sdk.ServiceBusError("an error of the service")) is OUTAGE
 
 
 # --- by class, condition and status, never by text -------------------------------------------------------------------
@@ -111,7 +111,7 @@ TEXTS = ("", "timed out", "server busy", "404 not found", "Unauthorized", "Handl
 @pytest.mark.parametrize("kind", [kind for kind in EXPORTED if kind is not sdk.MessageAlreadySettled])
 def test_the_text_of_an_error_decides_nothing(kind: type[Exception]) -> None:
     """The same class means the same whatever it says."""
-    assert {means(kind(message=text)) for text in TEXTS} == {CLASSES[kind]}
+    assert {meaning_of(kind(message=text)) for text in TEXTS} == {CLASSES[kind]}
 
 
 @pytest.mark.parametrize("condition", sorted(CONDITIONS))
@@ -120,7 +120,7 @@ def test_the_condition_decides_before_the_class(condition: str) -> None:
     for kind in (sdk.ServiceBusError, sdk.ServiceBusConnectionError, sdk.ServiceBusAuthenticationError):
         for given in (condition, condition.encode()):
             for text in TEXTS[:3]:
-                assert means(kind(message=text, condition=given)) is CONDITIONS[condition].for_sender
+                assert meaning_of(kind(message=text, condition=given)) is CONDITIONS[condition].for_sender
 
 
 @pytest.mark.parametrize("condition", sorted(CONDITIONS))
@@ -128,12 +128,12 @@ def test_the_condition_decides_before_the_class(condition: str) -> None:
 def test_a_condition_survives_the_sdks_translation(condition: str, kind: type[Exception]) -> None:
     """From the link's or the send's error to the one that the caller sees, the meaning is the condition's."""
     raised = translated(kind(condition=condition.encode(), description="Any text."))
-    assert means(raised) is CONDITIONS[condition].for_sender
+    assert meaning_of(raised) is CONDITIONS[condition].for_sender
 
 
 def test_a_condition_that_nobody_knows_is_an_error_of_the_service() -> None:
     """The service has said that it failed: that counts."""
-    assert means(sdk.ServiceBusError("?", condition="com.microsoft:brand-new")) is OUTAGE
+    assert meaning_of(sdk.ServiceBusError("?", condition="com.microsoft:brand-new")) is OUTAGE
 
 
 def test_a_timeout_of_the_service_keeps_its_condition() -> None:
@@ -141,9 +141,9 @@ def test_a_timeout_of_the_service_keeps_its_condition() -> None:
     answered, unanswered = sdk.OperationTimeoutError(), sdk.OperationTimeoutError()
     answered.__cause__ = sdk.OperationTimeoutError(condition=b"com.microsoft:timeout")
     unanswered.__cause__ = sdk.OperationTimeoutError()
-    assert condition_of(answered) == "com.microsoft:timeout"
-    assert condition_of(unanswered) is None
-    assert means(answered) is means(unanswered) is OUTAGE
+    assert amqp_condition(answered) == "com.microsoft:timeout"
+    assert amqp_condition(unanswered) is None
+    assert meaning_of(answered) is meaning_of(unanswered) is OUTAGE
 
 
 # --- errors without a name -------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def caused(error: Exception, *causes: Exception) -> Exception:
 
 
 def answered(status: int) -> Exception:
-    """What azure-identity makes of an answer of Entra."""
+    """Return the error that azure-identity raises for an answer of Entra."""
     error = core.ClientAuthenticationError("any text")
     error.status_code = status
     return error
@@ -209,15 +209,15 @@ def test_a_credential_that_is_refused_is_configuration_and_one_that_cannot_be_as
     twice = sdk.ServiceBusError("Handler failed", error=wrapped)
     assert type(wrapped) is sdk.ServiceBusError
     for each in (error, wrapped, twice, at_opening(wrapped), at_opening(twice)):
-        assert means(each) is meaning
+        assert meaning_of(each) is meaning
         assert has_no_credential(each) is (meaning is CONFIGURATION)
 
 
 def test_what_the_sdk_cannot_name_is_an_outage_only_while_a_link_is_opened() -> None:
     """An answer that is no AMQP: nobody's message is to blame for it then, and no credential is."""
     error = translated(ValueError("Received invalid frame type"))
-    assert means(error) is CONFIGURATION
-    assert means(at_opening(error)) is OUTAGE
+    assert meaning_of(error) is CONFIGURATION
+    assert meaning_of(at_opening(error)) is OUTAGE
     assert not has_no_credential(error)
 
 
@@ -226,9 +226,9 @@ def test_an_error_without_a_name_means_what_is_inside(inside: Exception, meaning
     """As the SDK wraps it ("Handler failed"), wrapped twice, and bare."""
     wrapped = translated(inside)
     assert type(wrapped) is sdk.ServiceBusError
-    assert means(wrapped) is meaning
-    assert means(sdk.ServiceBusError("Handler failed", error=wrapped)) is meaning
-    assert means(inside) is meaning
+    assert meaning_of(wrapped) is meaning
+    assert meaning_of(sdk.ServiceBusError("Handler failed", error=wrapped)) is meaning
+    assert meaning_of(inside) is meaning
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS])
@@ -239,14 +239,14 @@ def test_a_want_of_this_process_is_no_outage(number: int) -> None:
         raised = amqp.AMQPConnectionError(amqp.ErrorCondition.SocketError, description="text")
         raised.__cause__ = bare
         for error in (bare, raised, translated(bare), translated(raised), at_opening(translated(bare))):
-            assert means(error) is meaning
+            assert meaning_of(error) is meaning
             assert is_shortage(error) is (meaning is CONFIGURATION)
 
 
 def test_what_is_unknown_is_no_outage() -> None:
     """Parking would hide a mistake in the program."""
-    assert means(RuntimeError("connection lost")) is CONFIGURATION
-    assert means(KeyboardInterrupt()) is CONFIGURATION
+    assert meaning_of(RuntimeError("connection lost")) is CONFIGURATION
+    assert meaning_of(KeyboardInterrupt()) is CONFIGURATION
 
 
 @pytest.mark.parametrize(
@@ -257,8 +257,8 @@ def test_an_answer_over_https_is_read_by_its_status(status: int, meaning: Meanin
     """A credential that asks over https: a refusal is configuration, a failure of that service counts."""
     error = core.HttpResponseError("any text")
     error.status_code = status
-    assert means(error) is meaning
-    assert means(translated(error)) is meaning
+    assert meaning_of(error) is meaning
+    assert meaning_of(translated(error)) is meaning
 
 
 # --- tokens ----------------------------------------------------------------------------------------------------------
@@ -290,8 +290,8 @@ def test_a_refused_token_is_configuration_and_an_unanswered_one_an_outage(
     raised = translated(failure, **options)
     expected = sdk.ServiceBusConnectionError if options else sdk.ServiceBusAuthenticationError
     assert type(raised) is expected
-    assert means(raised) is meaning
-    assert means(failure) is meaning
+    assert meaning_of(raised) is meaning
+    assert meaning_of(failure) is meaning
 
 
 def test_the_status_of_a_refusal_is_found() -> None:

@@ -1,4 +1,4 @@
-"""What a failure of azure-eventhub means: every class has a row, and the AMQP error behind it decides first."""
+"""The meaning of azure-eventhub's errors: every class has a row, and the AMQP error inside decides first."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from azure.servicebus import exceptions as service_bus
 from pairbus.domain.conditions import CONDITIONS, Meaning
 from pairbus.sending.sdk.classification import (
     HUB_CLASSES,
-    condition_of,
+    amqp_condition,
     is_timeout,
     may_be_stale,
-    means,
+    meaning_of,
     status_of,
 )
 
@@ -35,7 +35,7 @@ VENDOR = ["com.microsoft:server-busy", "com.microsoft:timeout", "com.microsoft:e
 
 
 def raised(error: Exception) -> Exception:
-    """What azure-eventhub makes of an error from its inside: raised while that is handled, its cause suppressed."""
+    """Return the error that azure-eventhub raises for one of its engine: while that is handled, without a cause."""
     producer = SimpleNamespace(_name="p", _close_connection=lambda: None, _close_handler=lambda: None)
     try:
         try:
@@ -55,7 +55,7 @@ def test_the_table_has_every_class_that_the_sdk_exports() -> None:
 @pytest.mark.parametrize("kind", EXPORTED, ids=lambda kind: kind.__name__)
 def test_a_bare_error_means_what_its_row_says(kind: type[Exception]) -> None:
     """With nothing behind it the class decides."""
-    assert means(kind("what happened")) is HUB_CLASSES[kind.__name__]
+    assert meaning_of(kind("what happened")) is HUB_CLASSES[kind.__name__]
 
 
 @pytest.mark.parametrize("condition", [*OF_THE_SDK, *VENDOR])
@@ -66,8 +66,8 @@ def test_the_condition_behind_an_error_decides(kind: type[amqp.AMQPException], c
     """Whatever class the SDK gives it: it is read from what the error came from, not from the text."""
     made = raised(kind(condition.encode(), description="amqp:not-found com.microsoft:server-busy Status code: 404"))
     assert isinstance(made, sdk.EventHubError)
-    assert condition_of(made) == condition
-    assert means(made) is CONDITIONS[condition].for_sender
+    assert amqp_condition(made) == condition
+    assert meaning_of(made) is CONDITIONS[condition].for_sender
 
 
 def test_an_error_that_is_raised_again_keeps_its_meaning() -> None:
@@ -75,8 +75,8 @@ def test_an_error_that_is_raised_again_keeps_its_meaning() -> None:
     made = raised(amqp.AMQPLinkError(b"com.microsoft:server-busy"))
     made.inner_exception = made.__context__  # type: ignore[attr-defined]
     made.__context__ = raised(amqp.AMQPLinkError(b"amqp:not-found"))
-    assert condition_of(made) == "com.microsoft:server-busy"
-    assert means(made) is BUSY
+    assert amqp_condition(made) == "com.microsoft:server-busy"
+    assert meaning_of(made) is BUSY
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_the_status_of_a_refused_token_decides(status: int, meaning: Meaning) ->
     made = raised(amqp.TokenAuthFailure(status, "described"))
     assert isinstance(made, sdk.AuthenticationError)
     assert status_of(made) == status
-    assert means(made) is meaning
+    assert meaning_of(made) is meaning
     assert may_be_stale(made)
 
 
@@ -104,7 +104,7 @@ def test_the_status_of_a_refused_token_decides(status: int, meaning: Meaning) ->
 )
 def test_other_failures_of_authentication_are_as_in_service_bus(inner: Exception, meaning: Meaning) -> None:
     """A refusal without a status is one; no answer to a token is an outage."""
-    assert means(raised(inner)) is meaning
+    assert meaning_of(raised(inner)) is meaning
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,12 @@ def test_a_generic_error_means_what_is_inside(inner: Exception, meaning: Meaning
     """The SDK wraps whatever it does not know."""
     made = raised(inner)
     assert type(made) is sdk.EventHubError
-    assert means(made) is meaning
+    assert meaning_of(made) is meaning
 
 
 def test_a_lost_time_out_is_an_outage() -> None:
-    """No answer in time, as the SDK raises it and as a lane does."""
-    assert means(raised(TimeoutError("no answer"))) is OUTAGE
+    """No answer in time, as the SDK raises it and as a connection does."""
+    assert meaning_of(raised(TimeoutError("no answer"))) is OUTAGE
     assert is_timeout(sdk.OperationTimeoutError("no answer"))
     assert is_timeout(service_bus.OperationTimeoutError(message="no answer"))
     assert not is_timeout(sdk.ConnectionLostError("lost"))
@@ -138,7 +138,7 @@ def test_a_class_of_that_name_elsewhere_is_not_meant() -> None:
     class ConnectError(Exception):
         pass
 
-    assert means(ConnectError()) is CONFIGURATION
+    assert meaning_of(ConnectError()) is CONFIGURATION
     assert not is_timeout(type("OperationTimeoutError", (Exception,), {})())
 
 
@@ -146,14 +146,15 @@ def test_the_context_of_other_errors_is_not_read() -> None:
     """Service Bus's errors say themselves what is behind them."""
     made = service_bus.ServiceBusConnectionError(message="lost")
     made.__context__ = amqp.AMQPLinkError(b"amqp:not-found")
-    assert condition_of(made) is None
-    assert means(made) is OUTAGE
+    assert amqp_condition(made) is None
+    assert meaning_of(made) is OUTAGE
 
 
 def test_the_table_needs_no_azure_eventhub() -> None:
     """A service that only sends to queues loads nothing of it, and can classify."""
     code = (
-        "import sys; from pairbus import *; from pairbus.sending.sdk.classification import means; means(OSError());"
+        "import sys; from pairbus import *; from pairbus.sending.sdk.classification import meaning_of;"
+        "meaning_of(OSError());"
         "sys.exit(any(name.startswith('azure.eventhub') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

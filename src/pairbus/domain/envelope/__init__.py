@@ -48,7 +48,7 @@ from .property_names import (
     SESSION_ID,
     TIME_TO_LIVE,
     EnvelopeError,
-    NotParkableError,
+    NotRestorableError,
 )
 from .restoring import MAX_TIME_TO_LIVE, Restored, facts, message_id, restore
 
@@ -64,7 +64,7 @@ __all__ = [
     "TIME_TO_LIVE",
     "EnvelopeError",
     "Facts",
-    "NotParkableError",
+    "NotRestorableError",
     "Restored",
     "facts",
     "message_id",

@@ -26,7 +26,16 @@ from pairbus.domain.amqp.sections import (
 )
 
 from .encoding_form import TICKS, TIMESPAN_PREFIX, TTL, USUAL_DESCRIPTORS, USUAL_HEADER, USUAL_SCHEDULED_KEY, order_of
-from .property_names import ALIASES, NAMESPACE, PATH, SCHEDULED_ANNOTATION, NotParkableError, shown, spellings, text_of
+from .property_names import (
+    ALIASES,
+    NAMESPACE,
+    PATH,
+    SCHEDULED_ANNOTATION,
+    NotRestorableError,
+    shown,
+    spellings,
+    text_of,
+)
 
 _NULL = b"\x40"
 _I64 = struct.Struct(">q")
@@ -56,7 +65,7 @@ def park(message: bytes, path: str, message_id: str, namespace: str | None = Non
 
     Raises
     ------
-    NotParkableError
+    NotRestorableError
         The message could not be restored: it has an application property with the name of an alias; its session id,
         time to live or scheduled time has a type that AMQP does not allow there; or it is no AMQP message. Nothing
         else is raised.
@@ -64,12 +73,12 @@ def park(message: bytes, path: str, message_id: str, namespace: str | None = Non
     try:
         return _park(message, path, message_id, namespace)
     except AmqpDecodeError as error:
-        raise NotParkableError("message", f"is not readable: {error}") from error
+        raise NotRestorableError("message", f"is not readable: {error}") from error
 
 
 def _park(message: bytes, path: str, message_id: str, namespace: str | None) -> bytes:
     if not path or namespace == "":
-        raise NotParkableError(PATH if not path else NAMESPACE, "would be empty")
+        raise NotRestorableError(PATH if not path else NAMESPACE, "would be empty")
     where, rest, codes = layout(message)
     form: list[str] = []
     added = [_PATH_KEY, encode(path)]
@@ -109,7 +118,7 @@ def _park_header(message: bytes, found: Section, form: list[str]) -> tuple[bytes
         start, end = at[TTL], at[TTL + 1]
         code = message[start]
         if code not in (0x43, 0x52, 0x70):
-            raise NotParkableError("ttl", f"of the header is no uint but {shown(message[start:end])}")
+            raise NotRestorableError("ttl", f"of the header is no uint but {shown(message[start:end])}")
         time_to_live = int.from_bytes(message[start + 1 : end], "big")
         if code != (0x70 if time_to_live > 255 else 0x52 if time_to_live else 0x43):
             form.append(f"ttl={code:x}")
@@ -130,9 +139,9 @@ def _park_annotations(message: bytes, found: Section, form: list[str]) -> tuple[
         if message[start:value] not in _SCHEDULED_KEYS or message[value] == 0x40:
             kept.append(message[start:end])
         elif scheduled is not None:
-            raise NotParkableError(SCHEDULED_ANNOTATION, "is there twice")
+            raise NotRestorableError(SCHEDULED_ANNOTATION, "is there twice")
         elif message[value] != 0x83:
-            raise NotParkableError(SCHEDULED_ANNOTATION, f"is no timestamp but {shown(message[value:end])}")
+            raise NotRestorableError(SCHEDULED_ANNOTATION, f"is no timestamp but {shown(message[value:end])}")
         else:
             place, key, scheduled = index, message[start:value], message[value:end]
     if key is not None and key != USUAL_SCHEDULED_KEY:
@@ -169,7 +178,7 @@ def _park_properties(
             if message[start] != 0x40:
                 session_id = message[start:end]
                 if text_of(session_id) is None:
-                    raise NotParkableError("group-id", f"(session id) is no string but {shown(session_id)}")
+                    raise NotRestorableError("group-id", f"(session id) is no string but {shown(session_id)}")
                 changes.append((GROUP_ID, _NULL))
     if not changes:
         return message[found.start : found.end], None
@@ -188,7 +197,7 @@ def _park_application(message: bytes, found: Section | None, added: list[bytes],
         if b"x-ms-" in items or b"x-pairbus-" in items:
             for start, value, _ in pairs(message, found.value):
                 if (name := _ALIAS_KEYS.get(message[start:value])) is not None:
-                    raise NotParkableError(name, "is an application property of the message itself")
+                    raise NotRestorableError(name, "is an application property of the message itself")
     if form:
         added += (_FORM_KEY, encode(";".join(form)))
     return map_section(descriptor, [items, *added], count + len(added))

@@ -1,8 +1,8 @@
 """The names of the properties and annotations that parking uses, and the errors that name them.
 
 ValueError
-├── NotParkableError   park: the parked message could not be restored
-└── EnvelopeError      restore: the message was not parked, or was damaged afterwards
+├── NotRestorableError   park: the parked message could not be restored
+└── EnvelopeError        restore: the message was not parked, or was damaged afterwards
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SHOWN = 80
 _TYPES = {bool: "boolean", str: "string", bytes: "binary", float: "double", UUID: "uuid", dict: "map"}
 
 
-class NotParkableError(ValueError):
+class NotRestorableError(ValueError):
     """A message that `park` refuses, since `restore` could not return it unchanged.
 
     Attributes

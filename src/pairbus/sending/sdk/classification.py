@@ -1,4 +1,4 @@
-"""What a failure of the SDK means for failover: one table, read by class, AMQP condition and status, never by text.
+"""The meaning of an SDK's error for failover, read from its class, AMQP condition and status, never from its text.
 
 | meaning | examples |
 |---|---|
@@ -15,7 +15,6 @@ from typing import Any
 
 from azure.core import exceptions as core
 from azure.servicebus import exceptions as sdk
-from azure.servicebus._pyamqp.error import AuthenticationException, TokenAuthFailure
 
 from pairbus.domain.conditions import CONDITIONS, Meaning
 
@@ -41,20 +40,20 @@ CLASSES: dict[type[BaseException], Meaning] = {
     sdk.MessageNotFoundError: _CONFIGURATION,
     sdk.AutoLockRenewFailed: _CONFIGURATION,
     sdk.AutoLockRenewTimeout: _CONFIGURATION,
-    # A credential that cannot be had is a fault of the set-up, not of the entity; unless it could not be asked for.
+    # A refused credential is a fault of the set-up; for an authority that was not reached see `_is_unreachable`.
     core.ClientAuthenticationError: _CONFIGURATION,
-    # Where a credential or a resolver talks to the network itself.
+    # Of credentials and resolvers that use the network themselves.
     core.ServiceRequestError: _OUTAGE,
     core.ServiceResponseError: _OUTAGE,
     core.HttpResponseError: _OUTAGE,
-    # What the SDK could not name: an error of the service, if the message is not to blame (see `means`).
+    # An error that the SDK has no class for: of the service, unless the message is to blame (see `is_unnamed`).
     sdk.ServiceBusError: _OUTAGE,
     OSError: _OUTAGE,
     TypeError: _CONFIGURATION,
     ValueError: _CONFIGURATION,
 }
 
-#: Those of azure-eventhub, by name: it need not be installed.
+#: The exception classes of azure-eventhub, by name: it need not be installed.
 HUB_CLASSES: dict[str, Meaning] = {
     "ConnectError": _OUTAGE,
     "ConnectionLostError": _OUTAGE,
@@ -64,19 +63,21 @@ HUB_CLASSES: dict[str, Meaning] = {
     "ClientClosedError": _CONFIGURATION,
     "EventDataError": _CONFIGURATION,
     "OwnershipLostError": _CONFIGURATION,
-    # What its SDK could not name, as above.
+    # An error that the SDK has no class for, as above.
     "EventHubError": _OUTAGE,
 }
 _HUB_ERRORS = "azure.eventhub.exceptions"
+#: Private classes of both SDKs, by name: each has a copy of them.
+_AUTHENTICATION, _TOKEN_REFUSED = "AuthenticationException", "TokenAuthFailure"
 
-#: Why a credential could not even be asked for.
+#: Errors of the network on the way to a credential's authority.
 _NETWORK = (core.ServiceRequestError, core.ServiceResponseError, ConnectionError, TimeoutError)
 
-#: This process is short of threads or memory, or by these numbers of files or sockets.
+#: Errors of a process that is short of threads or memory, or by these numbers of files or sockets.
 _SHORTAGES = (RuntimeError, MemoryError)
 _SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 
-#: Statuses of a refused token: the service was asked and has answered.
+#: HTTP statuses with which the service answers to a token.
 _REFUSALS = range(400, 500)
 _UNAUTHORISED = 401
 _THROTTLED = 429
@@ -84,11 +85,11 @@ _TIMED_OUT = 408
 _FAILURES = 500
 
 
-def means(error: BaseException) -> Meaning:
-    """What an error says about the entity it came from.
+def meaning_of(error: BaseException) -> Meaning:
+    """Return the meaning of an error of a send.
 
-    A generic error with something else inside ("Handler failed: …") means what is inside; something unknown is no
-    outage, since parking would hide a mistake in the program.
+    A generic error with another one inside ("Handler failed: …") means what that means. An unknown error is no outage,
+    since parking would hide a mistake in the program.
     """
     if is_shortage(error):
         return _CONFIGURATION
@@ -97,19 +98,19 @@ def means(error: BaseException) -> Meaning:
     if status is not None and status in _REFUSALS:
         return _BUSY if status == _THROTTLED else _OUTAGE if status == _TIMED_OUT else _CONFIGURATION
     for each in (error, inner):
-        # Behind a custom endpoint the SDK calls all of these connection errors, refused tokens too.
-        if _is(each, AuthenticationException):
+        # Behind a custom endpoint the SDK raises connection errors for all of these, refused tokens too.
+        if _is_amqp_error(each, _AUTHENTICATION):
             # The SDK drops the status of a refusal that comes with a condition; every other has one, if only 0.
-            refused = _is(each, TokenAuthFailure) and each.status_code is None  # type: ignore[union-attr]
+            refused = _is_amqp_error(each, _TOKEN_REFUSED) and each.status_code is None  # type: ignore[union-attr]
             return _CONFIGURATION if refused else _OUTAGE
-    condition = condition_of(error)
+    condition = amqp_condition(error)
     if condition in CONDITIONS:
         return CONDITIONS[condition].for_sender
     if condition is not None:
-        return _OUTAGE  # a condition of the service that we do not know: its error, not the caller's
+        return _OUTAGE  # an unknown condition of the service: its error, not the caller's
     if _is_generic(error) and isinstance(inner, Exception):
-        return means(inner)
-    if isinstance(error, core.ClientAuthenticationError) and _is_unasked(error):
+        return meaning_of(inner)
+    if isinstance(error, core.ClientAuthenticationError) and _is_unreachable(error):
         return _OUTAGE
     for kind in type(error).__mro__:
         if kind in CLASSES:
@@ -120,12 +121,12 @@ def means(error: BaseException) -> Meaning:
 
 
 def at_opening(error: BaseException) -> BaseException:
-    """An error of opening a link, where no message plays a part.
+    """Return the error to raise for one of opening a link, where no message plays a part.
 
-    What the SDK cannot name, such as an answer that is no AMQP by a proxy whose service is down, is an outage. A
-    credential that is refused is none, though the SDK has no name for it either.
+    An error that the SDK has no class for is an outage, such as an answer that is no AMQP from a proxy whose service is
+    down. A refused credential stays as it is, though the SDK has no class for it either.
     """
-    if _says_nothing(error) and not has_no_credential(error):
+    if _is_bare(error) and not has_no_credential(error):
         unnamed = sdk.ServiceBusConnectionError(message=str(error), error=inner_of(error) or error)
         unnamed.__cause__ = error
         return unnamed
@@ -133,49 +134,50 @@ def at_opening(error: BaseException) -> BaseException:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether this process is short of something: threads, memory, files, sockets. That says nothing about an entity
-    or a backlog queue."""
+    """Return True if this process is short of threads, memory, files or sockets, which no entity is to blame for."""
     if isinstance(error, _SHORTAGES):
         return True
     return any(isinstance(each, OSError) and each.errno in _SHORT_OF for each in _behind(error))
 
 
 def is_unnamed(error: BaseException) -> bool:
-    """Whether an SDK has stumbled over something that is neither its own nor the network's, in a send.
+    """Return True if an SDK failed in a send with an error that is neither its own nor the network's.
 
-    That is a message that cannot be encoded, or else an answer that is no AMQP: only the message can tell which.
+    Either the message cannot be encoded, or the answer was no AMQP. Encoding the message again tells which.
     """
     inner = inner_of(error)
-    if not _says_nothing(error) or not isinstance(inner, Exception) or isinstance(inner, (OSError, *_SHORTAGES)):
+    if not _is_bare(error) or not isinstance(inner, Exception) or isinstance(inner, (OSError, *_SHORTAGES)):
         return False
     return not any(each.__module__.startswith("azure.") for each in type(inner).__mro__)
 
 
-def _says_nothing(error: BaseException) -> bool:
-    return _is_generic(error) and condition_of(error) is None and status_of(error) is None
+def _is_bare(error: BaseException) -> bool:
+    """Return True for an SDK's most general class without a condition or status."""
+    return _is_generic(error) and amqp_condition(error) is None and status_of(error) is None
 
 
 def _is_generic(error: BaseException) -> bool:
+    """Return True for the most general class of either SDK."""
     return type(error) is sdk.ServiceBusError or _hub_class(type(error)) == "EventHubError"
 
 
 def has_no_credential(error: BaseException) -> bool:
-    """Whether a credential is behind an error, and was refused for good: by no network that failed on the way to it."""
+    """Return True if the error comes from a credential that was refused for good, not from a network that failed."""
     for each in _behind(error):
         if isinstance(each, core.ClientAuthenticationError):
-            return means(each) is _CONFIGURATION
+            return meaning_of(each) is _CONFIGURATION
     return False
 
 
-def _is_unasked(error: core.ClientAuthenticationError) -> bool:
-    """Whether the network, or who gives tokens, was out of order: azure-identity has one class for all of that."""
+def _is_unreachable(error: core.ClientAuthenticationError) -> bool:
+    """Return True if the network or the authority failed: azure-identity has one class for that and a refusal."""
     if (status_of(error) or 0) >= _FAILURES:
         return True
     return any(isinstance(each, _NETWORK) for each in _behind(error))
 
 
 def _behind(error: BaseException) -> Iterator[BaseException]:
-    """An error, what it was raised from, and so on."""
+    """Yield an error and its chain of causes."""
     seen: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and each not in seen:
@@ -185,7 +187,7 @@ def _behind(error: BaseException) -> Iterator[BaseException]:
 
 
 def inner_of(error: BaseException) -> BaseException | None:
-    """What is behind an error of an SDK: azure-eventhub has no attribute for it, and leaves it to Python."""
+    """Return the error inside one of an SDK; azure-eventhub has no attribute for it and leaves it to Python."""
     inner: Any = getattr(error, "inner_exception", None)
     if inner is None and _hub_class(type(error)) and not hasattr(error, "inner_exception"):
         inner = error.__cause__ or error.__context__
@@ -193,29 +195,29 @@ def inner_of(error: BaseException) -> BaseException | None:
 
 
 def _hub_class(kind: type) -> str | None:
-    """The name of one of azure-eventhub's exception classes."""
+    """Return the name of a class if it is one of azure-eventhub's exceptions."""
     return kind.__name__ if kind.__module__ == _HUB_ERRORS else None
 
 
-def _is(error: BaseException | None, kind: type[BaseException]) -> bool:
-    """Whether it is an AMQP error of that class; each of the two SDKs has a copy of all of them."""
-    return any(each.__name__ == kind.__name__ and "._pyamqp." in each.__module__ for each in type(error).__mro__)
+def _is_amqp_error(error: BaseException | None, name: str) -> bool:
+    """Return True for an error of either SDK's AMQP engine that is of the class of that name."""
+    return any(each.__name__ == name and "._pyamqp." in each.__module__ for each in type(error).__mro__)
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Whether an SDK has waited in vain."""
+    """Return True for an SDK's time-out."""
     return isinstance(error, sdk.OperationTimeoutError) or _hub_class(type(error)) == "OperationTimeoutError"
 
 
 def may_be_stale(error: BaseException) -> bool:
-    """Whether a new connection with a new token may mend it."""
+    """Return True if a new connection with a new token might succeed."""
     refused = isinstance(error, (sdk.ServiceBusAuthenticationError, sdk.ServiceBusAuthorizationError))
     return refused or _hub_class(type(error)) == "AuthenticationError" or status_of(error) == _UNAUTHORISED
 
 
-def condition_of(error: BaseException) -> str | None:
-    """The AMQP condition behind an error, if there is one."""
-    # A time-out of the service is raised anew by the SDK, without its condition.
+def amqp_condition(error: BaseException) -> str | None:
+    """Return the AMQP condition behind an error, if there is one."""
+    # The SDK raises a time-out of the service again, without its condition.
     cause = error.__cause__ if isinstance(error, sdk.OperationTimeoutError) else None
     for each in (error, inner_of(error), cause):
         condition: Any = getattr(each, "_condition", None) or getattr(each, "condition", None)
@@ -228,7 +230,7 @@ def condition_of(error: BaseException) -> str | None:
 
 
 def status_of(error: BaseException) -> int | None:
-    """The status with which a token was refused, if that is what happened."""
+    """Return the HTTP status with which a token was refused, if there is one."""
     for each in (error, inner_of(error)):
         status = getattr(each, "status_code", None) or getattr(each, "_status_code", None)
         if isinstance(status, int) and not isinstance(status, bool) and status > 0:

@@ -1,15 +1,13 @@
-"""Everything that pairbus must know of azure-eventhub beyond its documented surface; imported only where it is needed.
+"""azure-eventhub's producer behind the interface of a Service Bus sender; imported only where it is needed.
 
-Its producer is made to look like a sender of Service Bus's SDK, so that lanes, guard and health need not know which of
-the two they serve. Three things about it are not as one would wish, and are mended here:
+Connections, watchdog and health need not know which of the two SDKs they serve. Three things differ from
+azure-eventhub:
 
-- it changes the events that it is given (annotations, tracing properties): it is given copies;
-- it opens links of its own accord and without a bound, and asks the service for all partitions before it sends to one:
-  here a link is opened once, by `__enter__`, straight to where it leads;
-- it leaves the AMQP error behind one of its own to Python, which forgets it when the error is raised again elsewhere:
-  it is kept as `inner_exception`, where Service Bus's SDK has it.
-
-`tests/integration/sending/test_hubs.py` pins what is used.
+- The SDK changes the events that it is given (annotations, tracing properties). Here it is given copies.
+- The SDK opens links of its own accord, without a bound, and asks the service for all partitions before it sends to
+  one. Here `__enter__` opens one link, straight to its target.
+- The SDK leaves the AMQP error behind one of its own to Python, which drops it when the error is raised again. Here it
+  is kept as `inner_exception`, as in Service Bus's SDK.
 """
 
 from __future__ import annotations
@@ -18,19 +16,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from azure.eventhub import EventData, EventDataBatch, EventHubProducerClient, TransportType
-from azure.eventhub._constants import JWT_TOKEN_SCOPE
-from azure.eventhub._pyamqp._encode import encode_payload
-from azure.eventhub._pyamqp.constants import LinkState
-from azure.eventhub._tracing import (
-    TraceAttributes,
-    get_span_link_from_message,
-    get_span_links_from_batch,
-    is_tracing_enabled,
-    send_context_manager,
-    trace_message,
-)
-from azure.eventhub._transport._pyamqp_transport import PyamqpTransport
-from azure.eventhub._utils import transform_outbound_single_message
 from azure.eventhub.amqp import AmqpAnnotatedMessage
 from azure.eventhub.exceptions import (
     ClientClosedError,
@@ -43,14 +28,42 @@ from pairbus.domain.cost import operations_of
 from pairbus.options import Namespace
 from pairbus.runtime.credential import deadline_credential
 
-from .prepared import Prepared
-from .service_bus import mend, port_of
+from .clients import connection_options
+from .connection_patches import patch_connection
+from .prepared_send import PreparedSend
+from .tried_versions import private_names_of
 
-#: What a credential is asked to give a token for.
+with private_names_of("azure-eventhub"):
+    from azure.eventhub._constants import JWT_TOKEN_SCOPE
+    from azure.eventhub._producer import EventHubProducer
+    from azure.eventhub._pyamqp._encode import encode_payload
+    from azure.eventhub._pyamqp.constants import LinkState
+    from azure.eventhub._tracing import (
+        TraceAttributes,
+        get_span_link_from_message,
+        get_span_links_from_batch,
+        is_tracing_enabled,
+        send_context_manager,
+        trace_message,
+    )
+    from azure.eventhub._transport._pyamqp_transport import PyamqpTransport
+    from azure.eventhub._utils import transform_outbound_single_message
+
+    _USED = (
+        EventDataBatch._load_events,
+        EventHubProducer._create_handler,
+        EventHubProducer._open_with_retry,
+        EventHubProducer._send_event_data_with_retry,
+        EventHubProducerClient._create_producer,
+        PyamqpTransport.set_message_partition_key,
+        PyamqpTransport.to_outgoing_amqp_message,
+    )
+
+#: The scope for which a credential of azure-identity is asked for a token.
 TOKEN_SCOPE = JWT_TOKEN_SCOPE
-#: For a batch that nobody has said a limit for.
+#: Bytes of a batch whose limit is not known yet.
 UNLIMITED = 2**31 - 1
-#: What the SDK says of a list that is too large.
+#: The SDK's own text for a list that is too large.
 _TOO_LARGE = (
     "The combined size of EventData or AmqpAnnotatedMessage collection exceeds the Event Hub frame size limit. "
     "Please send a smaller collection of EventData or use EventDataBatch, which is guaranteed to be under the "
@@ -62,35 +75,31 @@ _TOO_LARGE = (
 
 
 class HubSender:
-    """A producer's link to an event hub, or to one partition of it, with what a lane uses of a sender."""
+    """A producer's link to an event hub, or to one partition of it, with those methods of a sender that are used."""
 
     def __init__(self, namespace: Namespace, hub: str, partition_id: str | None) -> None:
-        options: dict[str, Any] = {
-            # The SDK pauses after a try even if it was the last.
-            "retry_total": 0,
-            "retry_backoff_factor": 0,
-            "keep_alive": None,
-            "use_tls": namespace.use_tls,
-        }
-        if namespace.ca_file is not None:
-            options["connection_verify"] = str(namespace.ca_file)
-        if namespace.use_tls and port_of(namespace.host) is not None:
-            # Over TLS the SDK dials 5671 whatever the host says, unless it is told so here.
-            options |= {"custom_endpoint_address": f"sb://{namespace.host}", "transport_type": TransportType.Amqp}
         self._client: Any = EventHubProducerClient(
-            namespace.host, hub, deadline_credential(namespace.credential), **options
+            namespace.host,
+            hub,
+            deadline_credential(namespace.credential),
+            # The SDK pauses after a try even if it was the last.
+            retry_total=0,
+            retry_backoff_factor=0,
+            keep_alive=None,
+            transport_type=TransportType.Amqp,
+            **connection_options(namespace),
         )
         self._producer: Any = self._client._create_producer(partition_id)
-        mend(self._producer)
+        patch_connection(self._producer)
 
     @property
     def _handler(self) -> Any:
-        """The AMQP client, which `sdk.shut` and `sdk.tend` reach into."""
+        """Return the AMQP client, which `abort` and `keep_alive` reach into."""
         return self._producer._handler
 
     @property
     def _running(self) -> bool:
-        """Whether the link was opened and not closed since, for `sdk.is_running`."""
+        """Return True if the link was opened and not closed since; for `is_running`."""
         return bool(self._producer.running)
 
     def __enter__(self) -> HubSender:
@@ -102,14 +111,14 @@ class HubSender:
         return self
 
     def create_message_batch(self) -> EventDataBatch:
-        """An empty batch; what is asked of it is the largest size that the link takes."""
+        """Return an empty batch, whose limit is the largest size that the link takes."""
         return EventDataBatch(max_size_in_bytes=self._producer._max_message_size_on_link)
 
-    def send_messages(self, message: Outgoing, *, timeout: float) -> None:
-        """Send and wait for the answer; a link that is gone is an error and not opened again."""
+    def send_messages(self, message: PreparedEvents, *, timeout: float) -> None:
+        """Send and wait for the answer; raise if the link is detached, and do not open it again."""
         producer = self._producer
         if not producer.running or producer._handler._link.state is not LinkState.ATTACHED:
-            raise _said_here(ConnectionLostError("The link is detached."))
+            raise _without_inner(ConnectionLostError("The link is detached."))
         if message.size > producer._max_message_size_on_link:
             raise ValueError(_TOO_LARGE)
         producer._unsent_events = [message.outgoing]
@@ -122,19 +131,21 @@ class HubSender:
 
     @staticmethod
     def timeout_error(message: str) -> Exception:
-        """What a lane raises when there is no answer in time."""
-        return _said_here(OperationTimeoutError(message))
+        """Return the error for a call that has no answer in time."""
+        return _without_inner(OperationTimeoutError(message))
 
     def close(self) -> None:
+        """Close the link and its connection in order."""
         self._producer.close()
 
 
 def _keep_inner(error: EventHubError) -> None:
+    """Keep the AMQP error behind one of the SDK's, before Python drops it."""
     error.inner_exception = error.__cause__ or error.__context__  # type: ignore[attr-defined]
 
 
-def _said_here(error: EventHubError) -> EventHubError:
-    """An error of our own: whatever Python takes for its context is not behind it."""
+def _without_inner(error: EventHubError) -> EventHubError:
+    """Return an error of our own, marked so that the context which Python gives it does not count as its cause."""
     error.inner_exception = None  # type: ignore[attr-defined]
     return error
 
@@ -142,13 +153,13 @@ def _said_here(error: EventHubError) -> EventHubError:
 # --- events ------------------------------------------------------------------------------------------------------
 
 
-class Outgoing(Prepared):
-    """What one call sends: as the SDK puts it on the wire, and the caller's events that it came from."""
+class PreparedEvents(PreparedSend):
+    """The events of one call: as the SDK puts them on the wire, and the caller's objects that they came from."""
 
     def __init__(self, events: Sequence[Any], outgoing: Any, batch: EventDataBatch | None, size: int = 0) -> None:
         self.count = len(events)
         self.outgoing = outgoing
-        #: What a link must take; 0 where the SDK leaves it to the service.
+        #: Bytes that a link must take; 0 where the SDK leaves the check to the service.
         self.size = size
         self._events = list(events)
         self._batch = batch
@@ -162,7 +173,7 @@ class Outgoing(Prepared):
         output = bytearray()
         try:
             encode_payload(output, self.outgoing)
-        except Exception as error:  # the SDK gives its own class to this when it sends
+        except Exception as error:  # as the SDK raises it when it sends
             raise EventHubError(str(error), error) from error  # type: ignore[arg-type]
         return [bytes(output)]
 
@@ -171,18 +182,18 @@ class Outgoing(Prepared):
             return operations_of(sum(map(len, self.outgoing[5] or ())))
         return sum(operations_of(len(each)) for each in self.outgoing[5])
 
-    def rest(self, start: int) -> Outgoing:
-        """The same without the first events."""
+    def rest(self, start: int) -> PreparedEvents:
+        """Return the same send without its first `start` events."""
         if self._batch is None or not start:
             return self
         batch: Any = EventDataBatch(UNLIMITED, self._batch._partition_id, self._batch._partition_key)
         batch._message[5].extend(self.outgoing[5][start:])
         batch._internal_events = self._batch._internal_events[start:]
         batch._count = self.count - start
-        return Outgoing(self._events[start:], batch._message, batch)
+        return PreparedEvents(self._events[start:], batch._message, batch)
 
     def links(self) -> list[Any]:
-        """What a tracer's span links this send to."""
+        """Return the links of a tracer's span to the traces of the events."""
         if not is_tracing_enabled():  # type: ignore[no-untyped-call]
             return []
         if self._batch is not None:
@@ -191,36 +202,50 @@ class Outgoing(Prepared):
         return [link] if link else []
 
 
-def one_event(event: Any, host: str, hub: str, partition_key: Any) -> Outgoing:
-    """A single event, made ready as the SDK's `send_event` does."""
+def one_event(event: Any, host: str, hub: str, partition_key: Any) -> PreparedEvents:
+    """Prepare a single event as the SDK's `send_event` does."""
     made: Any = transform_outbound_single_message(_twin(event), EventData, PyamqpTransport.to_outgoing_amqp_message)
     if partition_key:
-        # It is in the annotations then. The message that this returns has a header besides, which the SDK forgets.
+        # This writes the annotations. The message that it returns has a header besides, which the SDK drops, too.
         PyamqpTransport.set_message_partition_key(made._message, partition_key)
     outgoing = trace_message(made._message, PyamqpTransport, _attributes(host, hub))  # type: ignore[arg-type]
-    return Outgoing([event], outgoing, None)
+    return PreparedEvents([event], outgoing, None)
 
 
 def several_events(
     events: Sequence[Any], host: str, hub: str, partition_id: str | None, partition_key: Any, limit: int
-) -> Outgoing:
-    """A list of events, made ready as the SDK's `send_batch` does; too many of them for one batch are refused."""
+) -> PreparedEvents:
+    """Prepare a list of events as the SDK's `send_batch` does; raise ValueError if one batch cannot hold them."""
     batch: Any = new_batch(host, hub, partition_id, partition_key, limit)
     batch._load_events([_twin(each) for each in events])
-    return Outgoing(events, batch._message, batch, batch.size_in_bytes)
+    return PreparedEvents(events, batch._message, batch, batch.size_in_bytes)
 
 
-def whole_batch(batch: EventDataBatch) -> Outgoing:
-    """A batch that the caller has filled: it is sent as it is."""
+def whole_batch(batch: EventDataBatch) -> PreparedEvents:
+    """Prepare a batch that the caller has filled; it is sent as it is."""
     given: Any = batch
-    return Outgoing(given._internal_events, given._message, batch)
+    return PreparedEvents(given._internal_events, given._message, batch)
+
+
+def partition_of(batch: EventDataBatch) -> str | None:
+    """Return the id of the partition that a caller's batch is for, if it is for one."""
+    given: Any = batch
+    found: str | None = given._partition_id
+    return found
+
+
+def events_of(events: Any) -> list[Any]:
+    """Return the events of a list or of a caller's batch, one by one."""
+    return list(getattr(events, "_internal_events", events))
 
 
 def new_batch(host: str, hub: str, partition_id: str | None, partition_key: Any, limit: int) -> EventDataBatch:
+    """Return an empty batch of at most so many bytes, traced as going to that hub."""
     return EventDataBatch(limit, partition_id, partition_key, tracing_attributes=_attributes(host, hub))
 
 
 def _attributes(host: str, hub: str) -> dict[str, Any]:
+    """Return the attributes with which the SDK traces an event to that hub."""
     return {
         TraceAttributes.TRACE_NET_PEER_NAME_ATTRIBUTE: host,
         TraceAttributes.TRACE_MESSAGING_DESTINATION_ATTRIBUTE: f"/{hub}",
@@ -228,10 +253,10 @@ def _attributes(host: str, hub: str) -> dict[str, Any]:
 
 
 def _twin(event: Any) -> Any:
-    """A copy whose maps are its own. One without annotations gets empty ones, or the SDK would lose a partition key."""
+    """Return a copy with maps of its own; without annotations the SDK would lose a partition key."""
     raw = event.raw_amqp_message if isinstance(event, EventData) else event
     if not isinstance(raw, AmqpAnnotatedMessage):
-        return event  # the SDK says what is wrong with it
+        return event  # the SDK refuses it
     twin = _copy(raw)
     twin.annotations = dict(raw.annotations or {})
     if raw.application_properties is not None:
@@ -244,7 +269,7 @@ def _twin(event: Any) -> Any:
 
 
 def _copy(given: Any) -> Any:
-    """As `copy.copy` would do it, in a third of the time."""
+    """Return what `copy.copy` would, in a third of the time."""
     twin = object.__new__(type(given))
     twin.__dict__.update(given.__dict__)
     return twin
@@ -256,9 +281,11 @@ __all__ = [
     "ClientClosedError",
     "EventDataBatch",
     "HubSender",
-    "Outgoing",
+    "PreparedEvents",
+    "events_of",
     "new_batch",
     "one_event",
+    "partition_of",
     "several_events",
     "whole_batch",
 ]

@@ -1,4 +1,4 @@
-"""Lanes: a connection is used again only if its link is open, and tending idle ones holds up nobody."""
+"""Connections: used again only if the link is open; keeping idle ones alive delays no send."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError, 
 
 from pairbus import PairedNamespace, PairedSender
 from pairbus.localbus import LocalBus
-from pairbus.sending import connections as lanes_module
-from pairbus.sending.connections import Lane, Lanes
-from tests.support.pairing import SLACK, Pair, pairbus_threads, wait_until
+from pairbus.sending import connections
+from pairbus.sending.connections import ConnectionPool, SenderConnection
+from pairbus.sending.sdk.connection_patches import socket_of
+from tests.support.pairing import SLACK, Pair, entity_of, idle_connection, pairbus_threads, wait_until
 
 #: The SDK cannot encode it, and closes the link when it finds out.
 UNENCODABLE = {"number": 2**80}
 
 
-def lanes_of(bus: PairedNamespace, queue: str) -> Lanes:
-    return bus._entities[queue].lanes
+def pool_of(bus: PairedNamespace, queue: str) -> ConnectionPool:
+    return entity_of(bus, queue).pool
 
 
 def close_link(sender: PairedSender) -> None:
-    """Have the SDK close the link of the sender's idle lane."""
+    """Have the SDK close the link of the sender's idle connection."""
     with pytest.raises(ServiceBusError):
         sender.send_messages(ServiceBusMessage("x", application_properties=UNENCODABLE))
 
 
 @contextmanager
 def in_its_place(bus: LocalBus, text: bytes) -> Iterator[None]:
-    """Somebody who speaks no AMQP answers at the port of a namespace that was killed, as a front end does."""
+    """A server without AMQP answers at the port of a namespace that was killed, as a front end does."""
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -68,9 +69,9 @@ def test_the_socket_of_a_connection_that_was_lost_is_closed(pair: Pair, parked: 
     if parked:
         pair.declare_down(bus, queue)
     sender.send_messages(ServiceBusMessage("before"))
-    lanes = bus.backlog._lanes[pair.backlog()[0]] if parked else lanes_of(bus, queue)
-    (lane,) = lanes._idle
-    sock = lane._sender._handler._connection._transport.sock
+    pool = bus.backlog.pools[pair.backlog()[0]] if parked else pool_of(bus, queue)
+    connection = idle_connection(pool)
+    sock = socket_of(connection.sender)
     server = pair.secondary if parked else pair.primary
     server.faults.drop(pair.backlog()[0] if parked else queue)
     sender.send_messages(ServiceBusMessage("after"))
@@ -78,19 +79,19 @@ def test_the_socket_of_a_connection_that_was_lost_is_closed(pair: Pair, parked: 
     assert (pair.parked_bodies() if parked else pair.bodies(queue)) == ["before", "after"]
 
 
-def test_a_lane_whose_link_the_sdk_has_closed_is_not_kept(pair: Pair) -> None:
-    """After an error with which the SDK closes the link the lane goes; after a mere refusal it is used again."""
+def test_a_connection_whose_link_the_sdk_has_closed_is_not_kept(pair: Pair) -> None:
+    """After an error with which the SDK closes the link the connection goes; after a mere refusal it is used again."""
     queue = pair.queue()
     bus = pair.pairing()
     sender = bus.get_queue_sender(queue)
     sender.send_messages(ServiceBusMessage("1"))
-    lanes = lanes_of(bus, queue)
-    (first,) = lanes._idle
+    pool = pool_of(bus, queue)
+    first = idle_connection(pool)
     with pair.primary.faults.during("busy", queue), pytest.raises(ServiceBusServerBusyError):
         sender.send_messages(ServiceBusMessage("refused"))
-    assert lanes._idle == [first]
+    assert idle_connection(pool) is first
     close_link(sender)
-    assert lanes._idle == []
+    assert pool.idle_count == 0
     assert first.was_cut
     sender.send_messages(ServiceBusMessage("2"))
     assert pair.bodies(queue) == ["1", "2"]
@@ -101,7 +102,7 @@ def test_without_threads_a_pairing_closes_all_the_same(pair: Pair, monkeypatch: 
     queue = pair.queue()
     bus = pair.pairing()
     bus.get_queue_sender(queue).send_messages(ServiceBusMessage("1"))
-    (lane,) = lanes_of(bus, queue)._idle
+    connection = idle_connection(pool_of(bus, queue))
     real = threading.Thread.start
 
     def start(self: threading.Thread) -> None:
@@ -112,7 +113,7 @@ def test_without_threads_a_pairing_closes_all_the_same(pair: Pair, monkeypatch: 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", start)
         bus.close()
-    assert lane.was_cut
+    assert connection.was_cut
     assert bus.closing.is_set()
     wait_until(lambda: not pairbus_threads(), why=pairbus_threads)
 
@@ -159,22 +160,22 @@ def test_a_send_is_bounded_after_a_message_that_could_not_be_encoded(
     assert pair.parked_bodies() == ["parked"]
 
 
-def test_a_lane_that_failed_just_as_another_thread_failed_the_entity_over_is_dropped(pair: Pair) -> None:
+def test_a_connection_that_failed_just_as_another_thread_failed_the_entity_over_is_dropped(pair: Pair) -> None:
     """Its message is parked, and its connection is neither kept nor forgotten."""
     queue = pair.queue()
     bus = pair.pairing()
     sender = bus.get_queue_sender(queue)
     sender.send_messages(ServiceBusMessage("fine"))
-    (lane,) = lanes_of(bus, queue)._idle
+    connection = idle_connection(pool_of(bus, queue))
 
     def meanwhile(message: Any, timeout: float) -> None:
         pair.declare_down(bus, queue)
         raise ConnectionError("gone")
 
-    lane._sender.send_messages = meanwhile
+    connection.sender.send_messages = meanwhile
     sender.send_messages(ServiceBusMessage("parked"))
-    assert lane.was_cut
-    assert lanes_of(bus, queue)._idle == []
+    assert connection.was_cut
+    assert pool_of(bus, queue).idle_count == 0
     assert pair.parked_bodies() == ["parked"]
 
 
@@ -184,7 +185,7 @@ def test_a_lane_that_failed_just_as_another_thread_failed_the_entity_over_is_dro
 @pytest.fixture
 def soon_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection is tended once it was idle for a tenth of a second."""
-    monkeypatch.setattr(lanes_module, "_IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(connections, "_IDLE_SECONDS", 0.1)
 
 
 @pytest.mark.usefixtures("soon_idle")
@@ -194,13 +195,14 @@ def test_idle_connections_are_tended_and_the_dead_are_dropped(pair: Pair) -> Non
     bus = pair.pairing()
     sender = bus.get_queue_sender(queue)
     sender.send_messages(ServiceBusMessage("1"))
-    lanes = lanes_of(bus, queue)
-    (lane,) = wait_until(lambda: lanes._idle[:])
-    used = lane.used_at
-    wait_until(lambda: lane.used_at > used + 1, why="it is not tended")
-    assert lane.opened
+    pool = pool_of(bus, queue)
+    wait_until(lambda: pool.idle_count)
+    connection = idle_connection(pool)
+    used = connection.used_at
+    wait_until(lambda: connection.used_at > used + 1, why="it is not kept alive")
+    assert connection.opened
     pair.primary.faults.drop(queue)
-    wait_until(lambda: lane.was_cut, why="nobody has found out")
+    wait_until(lambda: connection.was_cut, why="its end was not noticed")
     sender.send_messages(ServiceBusMessage("2"))
     assert pair.bodies(queue) == ["1", "2"]
 
@@ -211,26 +213,28 @@ def test_a_long_socket_time_out_does_not_hold_up_tending(pair: Pair) -> None:
     queue = pair.queue()
     bus = pair.pairing()
     bus.get_queue_sender(queue, socket_timeout=60).send_messages(ServiceBusMessage("1"))
-    (lane,) = wait_until(lambda: lanes_of(bus, queue)._idle[:])
-    sock = lane._sender._handler._connection._transport.sock
-    used = lane.used_at
-    wait_until(lambda: lane.used_at > used + 1, 20, "it takes as long as its socket")
-    lanes = lanes_of(bus, queue)
-    wait_until(lambda: lane in lanes._idle and sock.gettimeout() == 60)
+    pool = pool_of(bus, queue)
+    wait_until(lambda: pool.idle_count)
+    connection = idle_connection(pool)
+    sock = socket_of(connection.sender)
+    used = connection.used_at
+    wait_until(lambda: connection.used_at > used + 1, 20, "it takes as long as its socket")
+    pool = pool_of(bus, queue)
+    wait_until(lambda: pool.idle_count and sock.gettimeout() == 60)
 
 
 @pytest.mark.usefixtures("soon_idle")
 def test_tending_a_connection_that_hangs_holds_up_nobody(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody's idle connection takes for ever to listen to: a call that is over its time is cut all the same."""
+    """Listening to an idle connection takes for ever: a call past its deadline is cut all the same."""
     idle, silent = pair.queue(), pair.queue()
     released = threading.Event()
     tended = threading.Event()
 
-    def hang(lane: Lane) -> None:
+    def hang(connection: SenderConnection) -> None:
         tended.set()
         released.wait(30)
 
-    monkeypatch.setattr(Lane, "tend", hang)
+    monkeypatch.setattr(SenderConnection, "keep_alive", hang)
     bus = pair.pairing(send_timeout=2, failover_interval=60)
     try:
         bus.get_queue_sender(idle).send_messages(ServiceBusMessage("1"), timeout=30)
@@ -241,7 +245,9 @@ def test_tending_a_connection_that_hangs_holds_up_nobody(pair: Pair, monkeypatch
         with pytest.raises(OperationTimeoutError):
             sender.send_messages(ServiceBusMessage("unanswered"))
         assert time.monotonic() - begun < 2 + SLACK
-        assert pairbus_threads().count("pairbus-tend") == 1
+        assert pairbus_threads().count("pairbus-keep-alive") == 1
     finally:
         released.set()
-    wait_until(lambda: "pairbus-tend" not in pairbus_threads() or not lanes_of(bus, idle)._idle, why=pairbus_threads)
+    wait_until(
+        lambda: "pairbus-keep-alive" not in pairbus_threads() or not pool_of(bus, idle).idle_count, why=pairbus_threads
+    )

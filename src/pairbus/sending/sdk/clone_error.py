@@ -1,0 +1,25 @@
+"""Copies of the SDK's errors, so that each caller is raised one of its own."""
+
+from __future__ import annotations
+
+import copy
+
+
+def clone_error(error: Exception) -> Exception:
+    """Return an equal error with the same facts, to be raised for another caller.
+
+    Tracebacks and `messages` of several callers would pile up on a shared one. An error whose class cannot be made from
+    what the error holds is returned as it is.
+    """
+    try:
+        twin: Exception = type(error)(message=str(error))  # type: ignore[call-arg]
+    except Exception:
+        try:
+            twin = copy.copy(error)
+        except Exception:
+            return error
+    for name in ("_condition", "_status_code", "inner_exception", "status_code"):
+        if hasattr(error, name):
+            setattr(twin, name, getattr(error, name))
+    twin.__cause__ = error.__cause__
+    return twin

@@ -1,0 +1,50 @@
+"""TLS handshakes that end: bounded in time, and cut together with their connection."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+
+import certifi  # the authorities that the SDKs trust by default; azure-servicebus imports it, too
+
+#: Seconds after which a peer that has not finished the handshake is given up. Callers with less time abort before.
+HANDSHAKE_SECONDS = 60.0
+
+
+class BoundedHandshake(ssl.SSLContext):
+    """A TLS context for an SDK's public option `ssl_context`.
+
+    An SDK waits for a handshake without a bound, and holds a socket that is empty by then: nothing could cut it. Here
+    TLS runs on a duplicate, so that the SDK's own socket still reaches the connection while hands are shaken.
+    """
+
+    def __new__(cls, ca_file: Path | str | None = None) -> BoundedHandshake:
+        return super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
+
+    def __init__(self, ca_file: Path | str | None = None) -> None:
+        self._ca_file = certifi.where() if ca_file is None else str(ca_file)
+
+    def wrap_socket(  # type: ignore[override]  # of the options, the SDKs give the host's name alone
+        self, sock: socket.socket, *, server_hostname: str | None = None, **options: Any
+    ) -> ssl.SSLSocket:
+        """Shake hands within `HANDSHAKE_SECONDS`, on a duplicate of the socket, which is closed afterwards."""
+        self.load_verify_locations(self._ca_file)  # each time: the file may have been renewed
+        duplicate = sock.dup()
+        try:
+            wrapped = super().wrap_socket(
+                duplicate, server_hostname=server_hostname, do_handshake_on_connect=False, **options
+            )
+        except BaseException:
+            duplicate.close()
+            raise
+        try:
+            wrapped.settimeout(HANDSHAKE_SECONDS)
+            wrapped.do_handshake()
+            wrapped.settimeout(None)  # as the SDK has left it
+        except BaseException:
+            wrapped.close()
+            raise
+        sock.close()
+        return wrapped
