@@ -94,6 +94,7 @@ def table(given: Any, known: Sequence[str], where: str, problems: Problems) -> d
 
 def duration(given: Any, allowed: Range, name: str, problems: Problems, *, accepts_text: bool = False) -> float:
     """Return the seconds of a number or a `timedelta`; of a text such as "30s", "2min", "500ms", "1h", if accepted."""
+    least, most, text = allowed
     seconds = math.nan
     if isinstance(given, timedelta):
         seconds = given.total_seconds()
@@ -101,11 +102,11 @@ def duration(given: Any, allowed: Range, name: str, problems: Problems, *, accep
         seconds = float(match[1]) * _UNITS[match[2]]
     elif is_number(given):
         seconds = float(given)
-    if allowed.least <= seconds <= allowed.most:
+    if least <= seconds <= most:
         return seconds
     form = 'seconds, or text such as "30s", "2min", "500ms"' if accepts_text else "seconds or timedelta"
-    problems.append(f"{name} must be {allowed.text} ({form}), not {shown(given)}")
-    return allowed.least
+    problems.append(f"{name} must be {text} ({form}), not {shown(given)}")
+    return least
 
 
 def whole(given: Any, least: int, most: int | None, name: str, problems: Problems) -> int:
