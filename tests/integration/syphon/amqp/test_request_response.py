@@ -66,7 +66,7 @@ async def test_each_request_gets_its_response() -> None:
 
 
 async def test_concurrent_requests_get_their_responses() -> None:
-    """More than the credit at first, and no later request adds to it: the responses themselves do."""
+    """More of them than the credit at first: each request adds the credit that its response needs."""
     with Peer(response_with(200), credit=1000) as peer:
         connection = await Connection.open(peer.namespace, timeout=30.0)
         try:
