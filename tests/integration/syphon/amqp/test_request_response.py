@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from proton import Delivery, Message
+from proton import Delivery, Endpoint, Message
 
 from pairbus.syphon.amqp.connection import Connection
 from pairbus.syphon.amqp.link import LinkError
@@ -66,7 +66,7 @@ async def test_each_request_gets_its_response() -> None:
 
 
 async def test_concurrent_requests_get_their_responses() -> None:
-    """More than the credit at first, and no later request adds to it: the responses themselves do."""
+    """More of them than the credit at first: each request adds the credit that its response needs."""
     with Peer(response_with(200), credit=1000) as peer:
         connection = await Connection.open(peer.namespace, timeout=30.0)
         try:
@@ -145,14 +145,20 @@ async def test_a_request_without_a_response_ends_with_its_deadline() -> None:
 
 
 async def test_the_links_are_opened_again_after_the_node_closed_them() -> None:
-    """The request that was under way fails, and the next one gets its response."""
+    """The request that was under way fails, the next one gets its response, and no link of the first pair stays."""
     received: list[bytes] = []
+    open_links: list[bool] = []
 
     def answer(peer: Peer, delivery: Any, payload: bytes) -> None:
         received.append(payload)
         if len(received) == 1:
             peer.close(delivery.link, "amqp:link:detach-forced", "idle")
         else:
+            link = delivery.connection.link_head(Endpoint.REMOTE_ACTIVE)
+            while link is not None:
+                if NODE in (link.remote_source.address, link.remote_target.address):
+                    open_links.append(link.is_receiver)
+                link = link.next(Endpoint.REMOTE_ACTIVE)
             response_with(200)(peer, delivery, payload)
 
     with Peer(answer, credit=1000) as peer:
@@ -164,3 +170,4 @@ async def test_the_links_are_opened_again_after_the_node_closed_them() -> None:
             assert await requests.request({"operation": "look"}, {"at": 2}, "it", LONG) == {"at": 2}
         finally:
             await connection.close()
+    assert sorted(open_links) == [False, True]

@@ -187,6 +187,22 @@ def test_a_rename_that_fails_leaves_no_temporary_file(content: bytes | None) -> 
     assert [each.name for each in storage.files("a")] == (["b"] if content else [])
 
 
+@pytest.mark.parametrize("kind", [LocalStorage, MountStorage])
+def test_files_are_synced_with_their_folders(
+    kind: type[LocalStorage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data first, then the entry of the folder that leads to it."""
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    storage = kind(str(tmp_path))
+    storage.put("put", b"x")
+    assert synced == [str(tmp_path / "put"), str(tmp_path)]
+    synced.clear()
+    storage.publish("published", b"x")
+    assert synced[0].startswith(str(tmp_path / "published."))
+    assert synced[1:] == [str(tmp_path)]
+
+
 def fsync_failing(number: int) -> Callable[[int], None]:
     def fail(descriptor: int) -> None:
         raise OSError(number, os.strerror(number))
