@@ -562,3 +562,33 @@ def test_an_expired_session_lock_is_lost_before_a_timer_has_run() -> None:
     accepted = queue.accept_session("s", "other", 10.0)
     assert accepted is not None
     assert accepted.owner == "other"
+
+
+# --- deleting the oldest messages -----------------------------------------------------------------------------------
+
+
+def test_deleting_the_oldest_messages_leaves_locked_and_newer_ones() -> None:
+    """Active messages go, lowest numbers first, up to the limit; locked, deferred and newer ones stay."""
+    queue, _ = queue_of()
+    for second in range(6):
+        put(queue, float(second))
+    locked, deferred = queue.acquire(0.0, 2)
+    queue.defer(deferred.lock.tag, 0.0)
+    assert queue.delete_oldest(2) == 2
+    assert list(queue.messages) == [1, 2, 5, 6]
+    assert queue.delete_oldest(10, before=5000.0) == 1
+    assert list(queue.messages) == [1, 2, 6]
+    assert locked.lock is not None
+    assert [message.sequence for message in queue.acquire(6.0, 10)] == [6]
+
+
+def test_deleting_the_oldest_messages_leaves_locked_sessions() -> None:
+    """Messages of a locked session go only if the session is given."""
+    queue, _ = queue_of(requires_session=True)
+    for session in ("a", "b", "a"):
+        put(queue, 0.0, session_id=session)
+    assert queue.accept_session("a", "owner", 0.0) is not None
+    assert queue.delete_oldest(10) == 1
+    assert list(queue.messages) == [1, 3]
+    assert queue.delete_oldest(1, session="a") == 1
+    assert list(queue.messages) == [3]
