@@ -1,7 +1,7 @@
-"""The real server on a real socket, in a thread of the test, with a clock that the test puts forward.
+"""The real server on a real socket, in a thread of the test, with a clock that the test can set ahead.
 
-Everything is as `pairbus localbus` builds it but for the clock, so that what the service does in minutes and hours can
-be seen through the SDK. The clock runs as fast as ever and is only ahead: tokens and locks work as usual.
+Everything but the clock is as in `pairbus localbus`, so that effects after minutes and hours can be seen through the
+SDK. The clock runs at normal speed: tokens and locks work as usual.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pairbus.localbus.tls import server_context
 
 @dataclass
 class Clock:
-    """The time of day, and as much later as it was told."""
+    """A clock that is ahead of the time of day."""
 
     ahead: float = 0.0
 
@@ -40,7 +40,7 @@ class Clock:
 
 @dataclass
 class ClockedBus:
-    """What a client must know, and the clock."""
+    """The address of the server, its credentials, and its clock."""
 
     connection_string: str
     ca_file: str
@@ -51,7 +51,7 @@ class ClockedBus:
 
 @contextmanager
 def clocked_bus(folder: Path, store: Path | None = None) -> Iterator[ClockedBus]:
-    """A namespace whose clock the caller holds; nothing of it is left behind."""
+    """Run a namespace with a clock that the caller sets."""
     key = Key.random()
     sock = bind(0)
     port = sock.getsockname()[1]

@@ -1,4 +1,4 @@
-"""A broker without messages: what the management REST needs of one, kept in dictionaries."""
+"""A broker without messages, for tests of the management REST API: its entities are kept in dictionaries."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _check(rules: Iterable[RuleSettings | None]) -> None:
 
 
 class FakeBroker:
-    """Implements `pairbus.localbus.rest.broker_interface.Broker`."""
+    """A stand-in for `pairbus.localbus.rest.broker_interface.Broker`."""
 
     def __init__(self, name: str = "contoso") -> None:
         self.name = name

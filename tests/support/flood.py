@@ -1,6 +1,6 @@
 """A program that floods one entity until its input ends: `python -m tests.support.flood PORT KEY ENTITY`.
 
-It prints `flooding` when the first messages were answered, and in the end how many it has sent and how many of those
+It prints `flooding` when the first messages are acknowledged, and at the end how many it has sent and how many of them
 were accepted.
 """
 
@@ -14,12 +14,12 @@ from proton import Delivery, Message
 
 from tests.support.raw_client import RawClient
 
-#: So many are on their way at once.
+#: Messages on their way at once.
 _ON_THEIR_WAY = 500
 
 
 def main(port: int, key: str, entity: str) -> int:
-    """Keep hundreds of messages on their way, as fast as the server takes them."""
+    """Keep hundreds of messages on their way, as fast as the server accepts them."""
     text = f"Endpoint=sb://127.0.0.1:{port};SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey={key};"
     bus = SimpleNamespace(host="127.0.0.1", port=port, connection_string=text)
     payload = Message(body=b"x" * 1000, inferred=True).encode()

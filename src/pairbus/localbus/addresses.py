@@ -48,7 +48,7 @@ class Address:
 
     @property
     def name(self) -> str:
-        """The path that an entity would have whose name contains the words of the address."""
+        """The whole path without its suffixes, taken as an entity's name."""
         name = self.path
         if self.consumer_group is not None:
             name += f"/ConsumerGroups/{self.consumer_group}"

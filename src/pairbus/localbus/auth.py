@@ -62,7 +62,7 @@ def bad_token(why: str) -> BusError:
 
 
 class Authorizer:
-    """Validates tokens against the keys of the namespace and the entities' own keys."""
+    """A validator of tokens, by the keys of the namespace and the entities' own keys."""
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ class Sniffer(asyncio.Protocol):
 
 
 class Listener:
-    """Accepts connections on a loopback socket and starts each one's protocol."""
+    """An acceptor of connections on a loopback socket, which starts the protocol of each."""
 
     def __init__(self, sock: socket.socket, tls: ssl.SSLContext, amqp: ProtocolFactory, http: ProtocolFactory) -> None:
         self._socket = sock

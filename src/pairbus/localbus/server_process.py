@@ -98,8 +98,8 @@ def _allow_connections() -> None:
 
 
 async def _serve(options: Options) -> int:
-    # Messages are many, long-lived and not part of reference cycles: frequent full collections would be a waste.
-    # Connections do form cycles: the server runs a collection after many of them have ended.
+    # Messages live long and are not part of reference cycles, so frequent full collections of so many objects would
+    # find nothing. Connections do form cycles: the server runs a collection after many of them have ended.
     gc.set_threshold(10_000, 20, 1_000_000)
     # First of all, so that a program that waits for the file does not find that of a killed process.
     _remove_ready_file(options)

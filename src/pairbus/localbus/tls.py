@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class ForeignCertificate(ValueError):
-    """A file in the folder is not one that localbus has written; the text says which."""
+    """A file in the certificate folder was not written by localbus; the text names the file."""
 
 
 _ISSUER = "pairbus localbus"

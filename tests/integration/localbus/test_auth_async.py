@@ -1,4 +1,4 @@
-"""Who may do what, asked through the async clients: keys, rights, shared access signatures, Entra tokens."""
+"""Authorization through the async clients: keys, rights, shared access signatures, Entra tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LISTENERS = ("listener", "manager", "both")
 
 @pytest.fixture(scope="module")
 def bus() -> Iterator[Command]:
-    """A process with a key for every purpose."""
+    """Start a process with keys of all kinds of rights."""
     arguments: list[object] = ["--key-name", ROOT, "--key", "cm9vdA=="]
     for name, key in KEYS.items():
         arguments += ["--key-name", f"{name}:{RIGHTS[name]}", "--key", key]
@@ -40,7 +40,7 @@ def bus() -> Iterator[Command]:
 
 
 class EntraCredential:
-    """An async Entra credential whose token means nothing."""
+    """An async Entra credential with a meaningless token."""
 
     async def get_token(self, *scopes: str, **options: Any) -> AccessToken:
         return AccessToken("eyJhbGciOiJub25lIn0.eyJzdWIiOiJ0ZXN0In0.", int(time.time()) + 3600)
@@ -59,15 +59,15 @@ def host(bus: Any) -> str:
     return f"{bus.host}:{bus.port}"
 
 
-def connected(at: Place, connection_string: str) -> Face:
-    """A data client of a connection string, closed with its scenario."""
+def client_of(at: Place, connection_string: str) -> Face:
+    """Open a data client of a connection string for the length of a scenario."""
     made = Face(ServiceBusClient.from_connection_string(connection_string, retry_total=0))
     at._clients.append(made)
     return made
 
 
-def holding(at: Place, credential: Any) -> Face:
-    """A data client of a credential. Those speak TLS, and dial another port than 5671 only when told so."""
+def client_with_credential(at: Place, credential: Any) -> Face:
+    """Open a data client with a credential; such clients use TLS, and another port than 5671 only if told so."""
     made = Face(
         ServiceBusClient(
             host(at.bus),
@@ -83,7 +83,7 @@ def holding(at: Place, credential: Any) -> Face:
 
 
 def signed_in(at: Place, key: str) -> Face:
-    return connected(at, with_key(at.bus.connection_string, key, KEYS[key]))
+    return client_of(at, with_key(at.bus.connection_string, key, KEYS[key]))
 
 
 def administration(at: Place, connection_string: str) -> ServiceBusAdministrationClient:
@@ -97,7 +97,7 @@ async def send(at: Place, client: Face, queue: str, text: str) -> None:
 
 
 async def receive(at: Place, client: Face, queue: str) -> list[str]:
-    """The text of one message, completed."""
+    """Receive and complete one message; return its text."""
     receiver = at.keep(client.get_queue_receiver(queue))
     message = await at.take_one(receiver)
     await receiver.complete_message(message)
@@ -115,11 +115,11 @@ WRONG = {
 
 @scenario("async", cases=WRONG)
 async def test_a_wrong_key_opens_nothing(at: Place, case: str) -> None:
-    """Sender, receiver and administration are refused as unauthenticated; the queue is as it was."""
+    """Sender, receiver and administration are refused as unauthenticated; the queue is unchanged."""
     queue = await at.queue()
     await at.send(queue, "there")
     wrong = with_key(at.bus.connection_string, *WRONG[case])
-    client = connected(at, wrong)
+    client = client_of(at, wrong)
     with pytest.raises(ServiceBusAuthenticationError):
         await send(at, client, queue, "x")
     with pytest.raises(ServiceBusAuthenticationError):
@@ -134,8 +134,8 @@ async def test_a_wrong_key_opens_nothing(at: Place, case: str) -> None:
 
 
 @scenario("async", cases=KEYS)
-async def test_a_key_does_what_its_rights_allow(at: Place, case: str) -> None:
-    """Several keys at once: each sends, schedules, receives and peeks as far as its rights go, and no further."""
+async def test_rights_of_a_key_hold(at: Place, case: str) -> None:
+    """Several keys at once send, schedule, receive and peek as far as their rights go, and no further."""
     queue = await at.queue()
     await at.send(queue, "there")
     client = signed_in(at, case)
@@ -163,8 +163,8 @@ async def test_a_key_does_what_its_rights_allow(at: Place, case: str) -> None:
 
 
 @scenario("async", cases=KEYS)
-async def test_only_manage_opens_the_administration(at: Place, case: str) -> None:
-    """Send and Listen, alone or together, see and change no entity."""
+async def test_the_administration_needs_manage(at: Place, case: str) -> None:
+    """Send and Listen, alone or together, can neither read nor change an entity."""
     queue, mine = await at.queue(), f"by-{case}"
     async with administration(at, with_key(at.bus.connection_string, case, KEYS[case])) as admin:
         if case == "manager":
@@ -181,7 +181,7 @@ async def test_only_manage_opens_the_administration(at: Place, case: str) -> Non
 
 @scenario("async")
 async def test_rights_hold_on_topics_and_subscriptions(at: Place) -> None:
-    """Who may send may publish and not subscribe; who may listen, the reverse."""
+    """A key with Send can publish but not receive; with Listen it is the reverse."""
     topic = await at.topic()
     await at.subscription(topic, "all")
     publisher, subscriber = signed_in(at, "sender"), signed_in(at, "listener")
@@ -195,12 +195,12 @@ async def test_rights_hold_on_topics_and_subscriptions(at: Place) -> None:
 
 
 @scenario("async")
-async def test_a_named_key_is_a_credential_too(at: Place) -> None:
-    """AzureNamedKeyCredential, over TLS; with a wrong key it is refused and nothing arrives."""
+async def test_named_key_credential(at: Place) -> None:
+    """AzureNamedKeyCredential works over TLS; with a wrong key it is refused and no message arrives."""
     queue = await at.queue()
-    await send(at, holding(at, AzureNamedKeyCredential("both", KEYS["both"])), queue, "hello")
+    await send(at, client_with_credential(at, AzureNamedKeyCredential("both", KEYS["both"])), queue, "hello")
     with pytest.raises(ServiceBusError):
-        await send(at, holding(at, AzureNamedKeyCredential("both", "d3Jvbmc=")), queue, "x")
+        await send(at, client_with_credential(at, AzureNamedKeyCredential("both", "d3Jvbmc=")), queue, "x")
     await at.settled(queue, active=1)
 
 
@@ -212,15 +212,15 @@ def signature(at: Place, path: str, life: float, key: str = "both") -> str:
 
 
 @scenario("async", cases=("credential", "connection string"))
-async def test_a_ready_made_signature_opens_its_queue_and_no_other(at: Place, case: str) -> None:
+async def test_a_sas_credential_opens_only_its_queue(at: Place, case: str) -> None:
     """It sends to and receives from the queue that it was signed for."""
     queue, other = await at.queue(), await at.queue()
     token = signature(at, queue, 60)
     if case == "credential":
-        client = holding(at, AzureSasCredential(token))
+        client = client_with_credential(at, AzureSasCredential(token))
     else:
         endpoint = at.bus.connection_string.split(";")[0]
-        client = connected(at, f"{endpoint};SharedAccessSignature={token};UseDevelopmentEmulator=true;")
+        client = client_of(at, f"{endpoint};SharedAccessSignature={token};UseDevelopmentEmulator=true;")
     await send(at, client, queue, "hello")
     with pytest.raises(ServiceBusError):
         await send(at, client, other, "x")
@@ -229,8 +229,8 @@ async def test_a_ready_made_signature_opens_its_queue_and_no_other(at: Place, ca
 
 
 @scenario("async", cases=("expired", "altered", "without the right"))
-async def test_a_signature_that_is_not_good_is_refused(at: Place, case: str) -> None:
-    """Out of date, prolonged by hand, or of a key that may only listen: the message does not arrive."""
+async def test_an_invalid_sas_credential_is_refused(at: Place, case: str) -> None:
+    """The message of an expired, an altered or a Listen-only signature does not arrive."""
     queue = await at.queue()
     token = signature(at, queue, -60) if case == "expired" else signature(at, queue, 60)
     if case == "altered":
@@ -239,7 +239,7 @@ async def test_a_signature_that_is_not_good_is_refused(at: Place, case: str) -> 
     if case == "without the right":
         token = signature(at, queue, 60, "listener")
     with pytest.raises(ServiceBusError) as refused:
-        await send(at, holding(at, AzureSasCredential(token)), queue, "x")
+        await send(at, client_with_credential(at, AzureSasCredential(token)), queue, "x")
     if case == "without the right":
         assert isinstance(refused.value, ServiceBusAuthorizationError)
     else:
@@ -248,11 +248,11 @@ async def test_a_signature_that_is_not_good_is_refused(at: Place, case: str) -> 
 
 
 @scenario("async")
-async def test_a_receiver_s_link_ends_with_its_signature(at: Place) -> None:
-    """What was received before it ran out stays received; afterwards the link is closed and the token refused."""
+async def test_a_receiver_is_closed_when_its_signature_expires(at: Place) -> None:
+    """Messages received before stay received; afterwards the link is closed and the token refused."""
     queue = await at.queue()
     await at.send(queue, "in time")
-    client = holding(at, AzureSasCredential(signature(at, queue, 20)))
+    client = client_with_credential(at, AzureSasCredential(signature(at, queue, 20)))
     receiver = at.keep(client.get_queue_receiver(queue))
     await receiver.complete_message(await at.take_one(receiver))
 
@@ -276,11 +276,11 @@ async def test_a_receiver_s_link_ends_with_its_signature(at: Place) -> None:
 
 
 @scenario("async")
-async def test_entra_tokens_are_refused_unless_asked_for(at: Place) -> None:
-    """A JWT opens neither links nor administration; the text names the option that would accept it."""
+async def test_entra_tokens_are_refused_by_default(at: Place) -> None:
+    """A JWT opens neither links nor administration; the text names the option that accepts it."""
     queue = await at.queue()
     with pytest.raises(ServiceBusError) as refused:
-        await send(at, holding(at, EntraCredential()), queue, "x")
+        await send(at, client_with_credential(at, EntraCredential()), queue, "x")
     assert "CBS Token authentication failed" in str(refused.value.inner_exception)
     async with ServiceBusAdministrationClient(
         host(at.bus), EntraCredential(), connection_verify=at.bus.ca_file
@@ -291,7 +291,7 @@ async def test_entra_tokens_are_refused_unless_asked_for(at: Place) -> None:
 
 
 @scenario("async")
-async def test_entra_tokens_are_accepted_when_asked_for(at: Place) -> None:
+async def test_entra_tokens_are_accepted_with_the_option(at: Place) -> None:
     """With accept_any_jwt any token opens everything, and keys are still checked."""
     started = await asyncio.to_thread(LocalBus(accept_any_jwt=True).start)
     with closing(started):
@@ -301,10 +301,10 @@ async def test_entra_tokens_are_accepted_when_asked_for(at: Place) -> None:
                 host(started), EntraCredential(), connection_verify=started.ca_file
             ) as admin:
                 await admin.create_queue("orders")
-            client = holding(there, EntraCredential())
+            client = client_with_credential(there, EntraCredential())
             await send(there, client, "orders", "with a token")
             assert await receive(there, client, "orders") == ["with a token"]
-            wrong = connected(there, with_key(started.connection_string, ROOT, "d3Jvbmc="))
+            wrong = client_of(there, with_key(started.connection_string, ROOT, "d3Jvbmc="))
             with pytest.raises(ServiceBusAuthenticationError):
                 await send(there, wrong, "orders", "x")
             await there.settled("orders")

@@ -1,6 +1,6 @@
-"""Every fault through the async SDK: what it raises, what the queue then holds, and that others notice nothing.
+"""Every fault through the async SDK: its errors, the state of the queue, and no effect on others.
 
-The scenarios run side by side, each on queues of its own, so that a fault that struck more than its entity would show.
+The scenarios run side by side, each on its own queues, so that a fault that affects other entities would show.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ pytestmark = FORGETS_SOCKETS
 SETTLEMENTS = ("complete", "abandon", "defer", "dead_letter")
 
 
-async def strike(at: Place, fault: str, *given: Any, **limits: Any) -> int:
-    """Set a fault by the name of its method; its id."""
+async def set_fault(at: Place, fault: str, *given: Any, **limits: Any) -> int:
+    """Set a fault by the name of its method; return its id."""
     return int(await asyncio.to_thread(getattr(at.bus.faults, fault), *given, **limits))
 
 
 @asynccontextmanager
 async def during(at: Place, fault: str, *given: Any, **limits: Any) -> AsyncIterator[None]:
-    """A fault for the length of a block."""
-    id = await strike(at, fault, *given, **limits)
+    """Set a fault for the length of a block."""
+    id = await set_fault(at, fault, *given, **limits)
     try:
         yield
     finally:
@@ -55,7 +55,7 @@ async def during(at: Place, fault: str, *given: Any, **limits: Any) -> AsyncIter
 
 
 async def unharmed(at: Place, other: str) -> None:
-    """Another queue takes a message, gives it out and has it completed."""
+    """Check that another queue accepts a message, delivers it and completes it."""
     await at.send(other, "elsewhere")
     receiver = at.receiver(other)
     message = await at.take_one(receiver)
@@ -72,7 +72,7 @@ def at_least(seconds: float) -> Iterator[None]:
 
 
 def impatient(at: Place, queue: str, **options: Any) -> Face:
-    """A receiver that waits 0.7 s for the answer to a settlement, where others wait a minute."""
+    """Return a receiver that waits 0.7 s for the answer to a settlement instead of a minute."""
     return at.keep(at.new_client(**options).get_queue_receiver(queue, timeout=0.7))
 
 
@@ -85,7 +85,7 @@ def settling(receiver: Face, how: str) -> Any:
 
 @scenario("async")
 async def test_an_unavailable_entity_refuses_new_links_and_detaches_open_ones(at: Place) -> None:
-    """Open sender, new sender, new receiver: each fails, nothing is taken in; afterwards the same sender works."""
+    """Open sender, new sender and new receiver fail, and nothing is enqueued; afterwards the same sender works."""
     queue, other = await at.queue(), await at.queue()
     await at.send(queue, "before")
     async with during(at, "unavailable", queue):
@@ -109,8 +109,8 @@ UNAVAILABLE = {
 
 
 @scenario("async", cases=UNAVAILABLE)
-async def test_the_reason_of_unavailability_can_be_chosen(at: Place, case: str) -> None:
-    """A refused attach carries the condition that was asked for, for senders and receivers."""
+async def test_the_condition_of_unavailability_can_be_set(at: Place, case: str) -> None:
+    """A refused attach has the given condition, for senders and receivers."""
     queue = await at.queue()
     async with during(at, "unavailable", queue, condition=case):
         with pytest.raises(UNAVAILABLE[case]):
@@ -121,8 +121,8 @@ async def test_the_reason_of_unavailability_can_be_chosen(at: Place, case: str) 
 
 
 @scenario("async")
-async def test_an_unavailable_subscription_misses_nothing(at: Place) -> None:
-    """Its receivers are refused, its topic and its sister are not; what came meanwhile waits in it."""
+async def test_an_unavailable_subscription_gets_its_messages(at: Place) -> None:
+    """Its receivers are refused, the topic and other subscriptions work; messages sent meanwhile are in it."""
     topic = await at.topic()
     for name in ("struck", "sister"):
         await at.subscription(topic, name)
@@ -135,8 +135,8 @@ async def test_an_unavailable_subscription_misses_nothing(at: Place) -> None:
 
 
 @scenario("async")
-async def test_a_black_hole_takes_and_does_not_answer(at: Place) -> None:
-    """Open and new senders time out, a receiver gets nothing, nothing is kept; afterwards a receiver is served."""
+async def test_a_black_hole_does_not_answer(at: Place) -> None:
+    """Open and new senders time out, a receiver gets nothing, nothing is enqueued; afterwards a receiver is served."""
     queue, other = await at.queue(), await at.queue()
     receiver = at.receiver(queue)
     await at.send(queue, "before")
@@ -156,14 +156,14 @@ async def test_a_black_hole_takes_and_does_not_answer(at: Place) -> None:
 
 @scenario("async")
 async def test_connections_can_be_dropped_now(at: Place) -> None:
-    """The next send fails and is not kept, the one after is on a new connection; another's connection stays."""
+    """The next send fails and is not kept, the one after uses a new connection; other connections stay."""
     queue, other = await at.queue(), await at.queue()
     await at.send(queue, "before")
     await at.send(other, "before")
-    await strike(at, "drop", queue)
+    await set_fault(at, "drop", queue)
     with pytest.raises(ServiceBusConnectionError):
         await at.send(queue, "lost")
-    await at.send(other, "same connection")  # which does not retry
+    await at.send(other, "same connection")  # the connection does not retry
     await at.send(queue, "after")
     assert bodies(await at.take(at.receiver(queue), 2)) == ["before", "after"]
     await at.settled(queue, active=2)
@@ -172,9 +172,9 @@ async def test_connections_can_be_dropped_now(at: Place) -> None:
 
 @scenario("async")
 async def test_a_sender_is_dropped_after_a_number_of_messages(at: Place) -> None:
-    """Who sent the last of them never hears that it was taken: connection lost, message kept."""
+    """The sender of the last message loses its connection; the message is kept."""
     queue, other = await at.queue(), await at.queue()
-    await strike(at, "drop", queue, after=3, count=1)
+    await set_fault(at, "drop", queue, after=3, count=1)
     await at.send(queue, "1", "2")
     with pytest.raises(ServiceBusConnectionError):
         await at.send(queue, "3")
@@ -186,10 +186,10 @@ async def test_a_sender_is_dropped_after_a_number_of_messages(at: Place) -> None
 
 @scenario("async")
 async def test_a_receiver_that_is_dropped_loses_no_message(at: Place) -> None:
-    """Its connection is cut with messages locked; when their locks end another gets them, counted."""
+    """Its connection is cut with messages locked; after their locks another receiver gets them, counted."""
     queue = await at.queue(lock_duration=timedelta(seconds=1))
     await at.send(queue, "1", "2")
-    await strike(at, "drop", queue, after=2, count=1)
+    await set_fault(at, "drop", queue, after=2, count=1)
     dropped = at.receiver(queue, prefetch_count=2)
 
     with pytest.raises(ServiceBusConnectionError):  # noqa: PT012
@@ -206,7 +206,7 @@ async def test_a_receiver_that_is_dropped_loses_no_message(at: Place) -> None:
 
 @scenario("async", cases=RAISED)
 async def test_a_rejected_send_raises_the_class_of_its_condition(at: Place, case: str) -> None:
-    """Class, condition and text of the error are those of the rejection; nothing was taken in; then all is well."""
+    """The error has the rejection's condition and text and its class; nothing was enqueued, and then sends work."""
     queue, other = await at.queue(), await at.queue()
     async with during(at, "reject", case, queue, description="Because of a test."):
         with pytest.raises(ServiceBusError) as refused:
@@ -215,7 +215,7 @@ async def test_a_rejected_send_raises_the_class_of_its_condition(at: Place, case
     assert type(refused.value) is RAISED[case]
     assert "Because of a test." in str(refused.value)
     assert case in str(refused.value)
-    if case != conditions.TIMEOUT:  # of which the SDK makes a new error that has forgotten this
+    if case != conditions.TIMEOUT:  # the SDK replaces this one by a new error without it
         assert refused.value._retryable is (case not in NOT_RETRIED)  # type: ignore[attr-defined]
     await at.settled(queue)
     await at.settled(other, active=1)
@@ -224,11 +224,11 @@ async def test_a_rejected_send_raises_the_class_of_its_condition(at: Place, case
 
 
 @scenario("async")
-async def test_the_sdk_tries_again_what_may_pass(at: Place) -> None:
-    """A client with retries sends through a rejection that strikes twice, and the message is there once."""
+async def test_the_sdk_retries_rejected_sends(at: Place) -> None:
+    """A client with retries sends through two rejections, and the message is there once."""
     queue = await at.queue()
     client = at.new_client(retry_total=3, retry_backoff_factor=0.05)
-    await strike(at, "reject", conditions.SERVER_BUSY, queue, count=2)
+    await set_fault(at, "reject", conditions.SERVER_BUSY, queue, count=2)
     await at.keep(client.get_queue_sender(queue)).send_messages(ServiceBusMessage("x"))
     await at.settled(queue, active=1)
     assert queue not in [fault["entity"] for fault in await asyncio.to_thread(at.bus.faults.list)]
@@ -236,7 +236,7 @@ async def test_the_sdk_tries_again_what_may_pass(at: Place) -> None:
 
 @scenario("async")
 async def test_a_busy_service_recovers(at: Place) -> None:
-    """Sends, new links and requests are refused with server-busy, nothing is kept; then the same sender works."""
+    """Sends, new links and requests are refused with server-busy, nothing is enqueued; then the same sender works."""
     queue, other = await at.queue(), await at.queue()
     sender = at.sender(queue)
     await sender.cancel_scheduled_messages(await sender.schedule_messages(ServiceBusMessage("opens"), soon(3600)))
@@ -255,7 +255,7 @@ async def test_a_busy_service_recovers(at: Place) -> None:
 
 @scenario("async")
 async def test_an_internal_error(at: Place) -> None:
-    """Sends and requests fail with a plain, retryable ServiceBusError; nothing is taken in, nothing lost."""
+    """Sends and requests fail with a retryable ServiceBusError; nothing is enqueued, nothing is lost."""
     queue, other = await at.queue(), await at.queue()
     await at.send(queue, "before")
     receiver = at.receiver(queue)
@@ -287,10 +287,10 @@ async def test_a_full_entity_can_still_be_emptied(at: Place) -> None:
 
 @scenario("async")
 async def test_a_size_limit(at: Place) -> None:
-    """Links that attach under it carry smaller messages only, batches included; other queues carry the large one."""
+    """Links that attach under it carry only smaller messages, batches included; other queues carry the large one."""
     queue, other = await at.queue(), await at.queue()
     large = ServiceBusMessage("x" * 3000)
-    await strike(at, "size_limit", 2000, queue)
+    await set_fault(at, "size_limit", 2000, queue)
     await at.send(queue, "x" * 1000)
     with pytest.raises(MessageSizeExceededError):
         await at.send(queue, large)
@@ -304,13 +304,13 @@ async def test_a_size_limit(at: Place) -> None:
 
 
 @scenario("async")
-async def test_an_acceptance_that_is_not_heard(at: Place) -> None:
-    """Sender and scheduler see a time-out, and both messages are in the queue; the next is heard again."""
+async def test_a_lost_acceptance(at: Place) -> None:
+    """Sending and scheduling time out, and both messages are in the queue; the next send is answered."""
     queue, other = await at.queue(), await at.queue()
     sender = at.sender(queue)
     await at.send(queue, "0")
     await sender.schedule_messages(ServiceBusMessage("opens the management link"), soon(3600))
-    await strike(at, "lost_accept", queue, count=2)
+    await set_fault(at, "lost_accept", queue, count=2)
     with pytest.raises(OperationTimeoutError):
         await sender.send_messages(ServiceBusMessage("1"), timeout=6)
     await at.settled(queue, active=2, scheduled=1)
@@ -323,12 +323,12 @@ async def test_an_acceptance_that_is_not_heard(at: Place) -> None:
 
 
 @scenario("async")
-async def test_a_retry_after_a_lost_acceptance_makes_two(at: Place) -> None:
-    """The SDK sends again what it did not hear of: two messages, or one where duplicates are detected."""
+async def test_a_retry_after_a_lost_acceptance_sends_twice(at: Place) -> None:
+    """The SDK sends again: the queue has two messages, or one with duplicate detection."""
 
     async def unheard(detecting: bool, expected: int) -> None:
         queue = await at.queue(requires_duplicate_detection=detecting)
-        await strike(at, "lost_accept", queue, count=1)
+        await set_fault(at, "lost_accept", queue, count=1)
         client = at.new_client(retry_total=2, retry_backoff_factor=0.05, try_timeout=12)
         await at.keep(client.get_queue_sender(queue)).send_messages(ServiceBusMessage("x", message_id="m"))
         await at.settled(queue, active=expected)
@@ -340,8 +340,8 @@ async def test_a_retry_after_a_lost_acceptance_makes_two(at: Place) -> None:
 
 
 @scenario("async", cases=SETTLEMENTS)
-async def test_a_lock_that_is_lost(at: Place, case: str) -> None:
-    """Whatever settles it raises lock lost and does nothing: the message comes again, counted."""
+async def test_a_lost_message_lock(at: Place, case: str) -> None:
+    """Every settlement raises lock lost and changes nothing: the message is delivered again, counted."""
     queue, other = await at.queue(), await at.queue()
     await at.send(queue, "x")
     receiver = at.receiver(queue)
@@ -360,8 +360,8 @@ async def test_a_lock_that_is_lost(at: Place, case: str) -> None:
 
 
 @scenario("async")
-async def test_a_session_that_is_lost(at: Place) -> None:
-    """On a session's receiver the loss is the session's; its message is kept."""
+async def test_a_lost_session_lock(at: Place) -> None:
+    """On a session's receiver the session lock is lost; its message is kept."""
     queue, other = await at.queue(requires_session=True), await at.queue()
     await at.send(queue, ServiceBusMessage("x", session_id="a"))
     receiver = at.receiver(queue, session_id="a")
@@ -375,7 +375,7 @@ async def test_a_session_that_is_lost(at: Place) -> None:
     await at.settled(queue, active=1)
 
 
-#: What a queue of one message holds once it is settled.
+#: Settlement -> the counts of a queue after its only message was settled.
 AFTER: dict[str, dict[str, int]] = {
     "complete": {},
     "abandon": {"active": 1},
@@ -384,7 +384,7 @@ AFTER: dict[str, dict[str, int]] = {
 }
 
 
-#: And what peek then shows of it.
+#: Settlement -> state and delivery count of the messages that peek then returns.
 PEEKED: dict[str, list[tuple[str, int]]] = {
     "complete": [],
     "abandon": [("ACTIVE", 1)],
@@ -394,15 +394,15 @@ PEEKED: dict[str, list[tuple[str, int]]] = {
 
 
 @scenario("async", cases=SETTLEMENTS)
-async def test_a_settlement_that_is_answered_late(at: Place, case: str) -> None:
-    """It is applied at once, seen by others, and its answer takes its time; another queue's does not."""
+async def test_a_late_settlement(at: Place, case: str) -> None:
+    """It is applied at once, visible to others, and answered later; other queues are not delayed."""
     queue, other = await at.queue(), await at.queue()
     await at.send(queue, "x")
     await at.send(other, "y")
     receiver, elsewhere, onlooker = at.receiver(queue), at.receiver(other), at.receiver(queue)
     message, another = await at.take_one(receiver), await at.take_one(elsewhere)
-    await onlooker.peek_messages()  # it is connected from here on
-    await strike(at, "late_settle", 15, queue)
+    await onlooker.peek_messages()  # opens its connection
+    await set_fault(at, "late_settle", 15, queue)
     with at_least(15):
         answer = asyncio.create_task(settling(receiver, case)(message))
         await elsewhere.complete_message(another)
@@ -419,13 +419,13 @@ async def test_a_settlement_that_is_answered_late(at: Place, case: str) -> None:
 
 
 @scenario("async", cases=SETTLEMENTS)
-async def test_a_settlement_whose_answer_is_lost(at: Place, case: str) -> None:
-    """It is applied; the SDK, unsure, asks again over the management link and hears that the lock is gone."""
+async def test_a_lost_settlement(at: Place, case: str) -> None:
+    """It is applied; the SDK repeats it over the management link and gets lock lost."""
     queue, other = await at.queue(), await at.queue()
     await at.send(queue, "x")
     receiver = impatient(at, queue)
     message = await at.take_one(receiver)
-    await strike(at, "lost_settle", queue, count=1)
+    await set_fault(at, "lost_settle", queue, count=1)
     with at_least(0.6), pytest.raises(MessageLockLostError):
         await settling(receiver, case)(message)
     await at.settled(queue, **AFTER[case])
@@ -434,13 +434,13 @@ async def test_a_settlement_whose_answer_is_lost(at: Place, case: str) -> None:
 
 @scenario("async")
 async def test_a_settlement_that_is_never_answered(at: Place) -> None:
-    """With the second answer lost as well the SDK times out, and the message is gone all the same."""
+    """If the second answer is lost too, the SDK times out, and the message is removed all the same."""
     queue = await at.queue()
     await at.send(queue, "x")
     receiver = impatient(at, queue)
     message = await at.take_one(receiver)
-    receiver.real._config.try_timeout = 4  # from here on only an answer that never comes is waited for
-    await strike(at, "lost_settle", queue)
+    receiver.real._config.try_timeout = 4  # the answer that follows never comes
+    await set_fault(at, "lost_settle", queue)
     with pytest.raises(OperationTimeoutError):
         await receiver.complete_message(message)
     await at.settled(queue)
@@ -450,8 +450,8 @@ async def test_a_settlement_that_is_never_answered(at: Place) -> None:
 
 
 @scenario("async")
-async def test_latency_goes_both_ways(at: Place) -> None:
-    """A send, a request and a settlement each take the delay twice and succeed; another queue is as quick as ever."""
+async def test_latency_is_added_in_both_directions(at: Place) -> None:
+    """A send, a request and a settlement each take the delay twice and succeed; another queue is not delayed."""
     queue, other = await at.queue(), await at.queue()
     await at.send(other, "opens its link")
     sender, receiver = at.sender(queue), at.receiver(queue)
@@ -474,7 +474,7 @@ async def test_latency_goes_both_ways(at: Place) -> None:
 
 
 @scenario("async")
-async def test_many_sends_share_their_latency(at: Place) -> None:
+async def test_concurrent_sends_share_the_latency(at: Place) -> None:
     """Ten senders at once take the delay once, not ten times, and lose nothing."""
     queue = await at.queue()
     senders = [at.keep(at.new_client().get_queue_sender(queue)) for _ in range(10)]
@@ -490,7 +490,7 @@ async def test_many_sends_share_their_latency(at: Place) -> None:
 # --- all of them ---------------------------------------------------------------------------------------------
 
 
-def test_no_fault_is_left_out() -> None:
+def test_every_kind_of_fault_is_tested() -> None:
     """Every kind of fault is set somewhere in this module."""
     from pathlib import Path
 

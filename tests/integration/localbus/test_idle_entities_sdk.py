@@ -1,6 +1,6 @@
-"""AutoDeleteOnIdle through the SDK on the real server: only the minutes are not waited for, the clock is put forward.
+"""AutoDeleteOnIdle through the SDK on the real server, with a clock that is set ahead.
 
-What stays is shown beside something that goes: once that one is gone, the housekeeping has looked at all of them.
+The entities that stay are checked after another one was deleted: by then the housekeeping has checked all of them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bus(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClockedBus]:
-    """New for each test: what clients sign is dated by the real clock, and good for an hour."""
-    monkeypatch.setattr("pairbus.localbus.server._TICK_SECONDS", 0.1)  # housekeeping twice a second, not each fifth
+    """Start a server for each test; tokens are signed with the real clock and last an hour."""
+    monkeypatch.setattr("pairbus.localbus.server._TICK_SECONDS", 0.1)  # housekeeping every half second
     with clocked_bus(tmp_path / "tls", store) as running:
         yield running
 
@@ -52,8 +52,8 @@ def client(bus: ClockedBus) -> Iterator[ServiceBusClient]:
         yield opened
 
 
-def kept_in(store: Path) -> set[str]:
-    """The entities that a restart after a crash would find: the server locks its files, so copies are read."""
+def stored_entities(store: Path) -> set[str]:
+    """Return the entities that a restart after a crash would find, from copies of the locked files."""
     with TemporaryDirectory() as folder:
         for file in store.parent.glob(store.name + "*"):
             shutil.copy(file, folder)
@@ -61,14 +61,14 @@ def kept_in(store: Path) -> set[str]:
             return {path for (path,) in database.execute("SELECT path FROM entities")}
 
 
-def there(admin: ServiceBusAdministrationClient) -> set[str]:
-    """The names of all queues."""
+def queue_names(admin: ServiceBusAdministrationClient) -> set[str]:
+    """Return the names of all queues."""
     return {queue.name for queue in admin.list_queues()}
 
 
-def gone(admin: ServiceBusAdministrationClient, *names: str) -> None:
-    """Wait for the housekeeping to delete these queues."""
-    wait_until(lambda: not there(admin) & set(names), why=f"{names} were not deleted")
+def wait_for_deletion(admin: ServiceBusAdministrationClient, *names: str) -> None:
+    """Wait until these queues are deleted."""
+    wait_until(lambda: not queue_names(admin) & set(names), why=f"{names} were not deleted")
 
 
 def create(admin: ServiceBusAdministrationClient, *names: str, **settings: Any) -> None:
@@ -86,22 +86,23 @@ def receive(client: ServiceBusClient, queue: str) -> list[str]:
         return bodies(drain(receiver, 60, 1))
 
 
-async def test_an_idle_queue_is_deleted_and_then_nobody_knows_it(
+async def test_an_idle_queue_is_deleted(
     bus: ClockedBus, admin: ServiceBusAdministrationClient, client: ServiceBusClient, store: Path
 ) -> None:
-    """With the message in it, in the store as well; administration, senders and receivers are refused as for any
-    queue that is not there. One that was not given the setting stays."""
+    """It is deleted with its message and from the store: administration, senders and receivers get not found. A queue
+    without the setting stays.
+    """
     create(admin, "idle")
     assert admin.get_queue("idle").auto_delete_on_idle == LIMIT
     admin.create_queue("kept")
     for queue in ("idle", "kept"):
         send(client, queue, "x")
-    assert kept_in(store) == {"idle", "kept"}
+    assert stored_entities(store) == {"idle", "kept"}
     bus.clock.pass_minutes(5.1)
-    wait_until(lambda: kept_in(store) == {"kept"})  # nobody asks the server anything meanwhile
+    wait_until(lambda: stored_entities(store) == {"kept"})  # without any request to the server
     with pytest.raises(ResourceNotFoundError):
         admin.get_queue("idle")
-    with pytest.raises(ServiceBusAuthenticationError):  # 404 for the token, of which this SDK makes that
+    with pytest.raises(ServiceBusAuthenticationError):  # the SDK's error for the 404 of the token
         send(client, "idle", "y")
     async with AsyncServiceBusClient.from_connection_string(bus.connection_string, **QUICK) as other:
         with pytest.raises(ServiceBusAuthenticationError):
@@ -111,8 +112,10 @@ async def test_an_idle_queue_is_deleted_and_then_nobody_knows_it(
     assert admin.get_queue_runtime_properties("kept").active_message_count == 1
 
 
-def test_use_puts_the_end_off(bus: ClockedBus, admin: ServiceBusAdministrationClient, client: ServiceBusClient) -> None:
-    """A send, a receive, a peek or an update in the fourth minute: good for five more, and not for longer."""
+def test_use_restarts_the_idle_time(
+    bus: ClockedBus, admin: ServiceBusAdministrationClient, client: ServiceBusClient
+) -> None:
+    """After a send, a receive, a peek or an update in the fourth minute it stays five minutes more, and no longer."""
     used = ("sent", "received", "peeked", "updated")
     create(admin, "untouched", *used)
     for queue in ("received", "peeked"):
@@ -125,21 +128,21 @@ def test_use_puts_the_end_off(bus: ClockedBus, admin: ServiceBusAdministrationCl
     changed.max_delivery_count = 3
     admin.update_queue(changed)
     bus.clock.pass_minutes(1.5)
-    gone(admin, "untouched")
-    assert there(admin) == set(used)
+    wait_for_deletion(admin, "untouched")
+    assert queue_names(admin) == set(used)
     bus.clock.pass_minutes(3.7)
-    gone(admin, *used)
+    wait_for_deletion(admin, *used)
 
 
 def test_a_queue_with_an_open_link_stays(
     bus: ClockedBus, admin: ServiceBusAdministrationClient, client: ServiceBusClient
 ) -> None:
-    """A receiver that waits, or a sender that says nothing, holds its queue; its time begins when the link closes."""
+    """An idle receiver or sender keeps its queue; the time begins when the link closes."""
     create(admin, "untouched", "listened", "spoken")
     with client.get_queue_receiver("listened") as receiver, client.get_queue_sender("spoken") as sender:
         bus.clock.pass_minutes(20)
-        gone(admin, "untouched")
-        assert there(admin) == {"listened", "spoken"}
+        wait_for_deletion(admin, "untouched")
+        assert queue_names(admin) == {"listened", "spoken"}
         sender.send_messages(ServiceBusMessage("x"))
         send(client, "listened", "y")
         assert bodies(receiver.receive_messages(1, max_wait_time=60)) == ["y"]
@@ -147,16 +150,16 @@ def test_a_queue_with_an_open_link_stays(
     bus.clock.pass_minutes(4.5)
     send(client, "spoken", "z")
     bus.clock.pass_minutes(0.7)
-    gone(admin, "older", "listened")
-    assert there(admin) == {"spoken"}
+    wait_for_deletion(admin, "older", "listened")
+    assert queue_names(admin) == {"spoken"}
     bus.clock.pass_minutes(5)
-    gone(admin, "spoken")
+    wait_for_deletion(admin, "spoken")
 
 
-def test_an_idle_subscription_goes_and_its_topic_stays(
+def test_an_idle_subscription_is_deleted_without_its_topic(
     bus: ClockedBus, admin: ServiceBusAdministrationClient, client: ServiceBusClient
 ) -> None:
-    """What nobody receives from is deleted alone; the topic goes with its last user."""
+    """A subscription without receivers is deleted alone; the topic is deleted after its last use."""
     admin.create_topic("news", auto_delete_on_idle=LIMIT)
     admin.create_subscription("news", "idle", auto_delete_on_idle=LIMIT)
     admin.create_subscription("news", "used")
@@ -169,7 +172,7 @@ def test_an_idle_subscription_goes_and_its_topic_stays(
         wait_until(lambda: names() == ["used"])
         send(client, "news", "x", topic=True)
         assert bodies(receiver.receive_messages(1, max_wait_time=60)) == ["x"]
-    names()  # is answered after the receiver's end was read
+    names()  # answered after the server has read the receiver's close
     bus.clock.pass_minutes(5.1)
     wait_until(lambda: not list(admin.list_topics()))
     with pytest.raises(ResourceNotFoundError):

@@ -1,4 +1,4 @@
-"""`LocalBus` from Python, and the pytest fixture that comes with it."""
+"""`LocalBus` from Python, and the pytest fixture of pairbus."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pytestmark = FORGETS_SOCKETS
 
 @pytest.fixture
 def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """Where temporary folders are made; none may be left."""
+    """Return the parent of temporary folders, and check that none is left."""
     place = tmp_path / "temporary"
     place.mkdir()
     monkeypatch.setenv("TMPDIR", str(place))
@@ -48,8 +48,8 @@ def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     assert not list(place.iterdir()), "a temporary folder was left"
 
 
-def test_it_starts_serves_and_leaves_nothing(folders: Path) -> None:
-    """Within the with statement it serves; after it process and folders are gone, its facts stay known."""
+def test_a_bus_lives_for_its_with_block(folders: Path) -> None:
+    """It serves within the block; afterwards process and folders are gone, and its properties stay readable."""
     with LocalBus(name="northwind") as bus:
         assert (bus.name, bus.host) == ("northwind", "127.0.0.1")
         assert f":{bus.port};" in bus.connection_string
@@ -67,8 +67,8 @@ def test_it_starts_serves_and_leaves_nothing(folders: Path) -> None:
     assert bus.connection_string
 
 
-def test_an_exception_inside_ends_the_process_too(folders: Path) -> None:
-    """The block's own error comes out, and the process is gone."""
+def test_an_exception_in_the_block_ends_the_process(folders: Path) -> None:
+    """The block's exception is raised, and the process is gone."""
     pid = 0
     with pytest.raises(ZeroDivisionError), LocalBus() as bus:  # noqa: PT012
         pid = bus.pid
@@ -76,8 +76,8 @@ def test_an_exception_inside_ends_the_process_too(folders: Path) -> None:
     assert not is_running(pid)
 
 
-def test_used_before_it_is_started_it_says_so(folders: Path) -> None:
-    """Every property and method that needs a process names what is missing."""
+def test_use_before_the_start_is_refused(folders: Path) -> None:
+    """Every property and method that needs a process raises an error that says so."""
     bus = LocalBus()
     for use in (
         lambda: bus.connection_string, lambda: bus.tls_connection_string, lambda: bus.ca_file, lambda: bus.pid,
@@ -91,7 +91,7 @@ def test_used_before_it_is_started_it_says_so(folders: Path) -> None:
 
 
 def test_start_and_stop_twice(folders: Path) -> None:
-    """A second start is refused and does no harm; a second stop, or a stop after a kill, does nothing."""
+    """A second start is refused; a second stop, or a stop after a kill, does nothing."""
     with LocalBus() as bus:
         with pytest.raises(LocalBusError, match="running already"):
             bus.start()
@@ -105,8 +105,8 @@ def test_start_and_stop_twice(folders: Path) -> None:
             bus.kill()
 
 
-def test_a_failed_start_says_what_the_process_said(folders: Path, tmp_path: Path) -> None:
-    """The process's own words are in the error, and nothing is left of the attempt."""
+def test_a_failed_start_has_the_output_of_the_process(folders: Path, tmp_path: Path) -> None:
+    """The process's error line is in the exception, and no file is left."""
     bad = tmp_path / "entities.toml"
     bad.write_text("[[queues]]\nname = 'x'\ncolour = 'red'")
     with pytest.raises(LocalBusError, match="unknown key 'colour' in 'x' of queues"):
@@ -117,14 +117,14 @@ def test_a_failed_start_says_what_the_process_said(folders: Path, tmp_path: Path
         LocalBus(port=bus.port).start()
 
 
-def test_sqlite_s_name_of_no_file_is_refused(folders: Path) -> None:
-    """Whoever writes it wants memory: a file of that name would be a surprise."""
+def test_the_store_memory_is_refused(folders: Path) -> None:
+    """`:memory:` would be a file of that name, which is not what its user wants."""
     with pytest.raises(LocalBusError, match="without --store everything is in memory"):
         LocalBus(store=":memory:").start()
 
 
 def test_a_restart_keeps_port_keys_and_certificate(folders: Path, tmp_path: Path) -> None:
-    """Clients that know the bus know it after a restart; only with a store are its messages there."""
+    """Clients can connect after a restart as before; messages survive only with a store."""
     for store in (None, tmp_path / "bus.db"):
         with LocalBus(store=store) as bus:
             create(bus, "orders")
@@ -142,10 +142,10 @@ def test_a_restart_keeps_port_keys_and_certificate(folders: Path, tmp_path: Path
                 assert active(bus, "orders") == 1
 
 
-def test_a_restart_finds_its_files_from_wherever_the_program_is(
+def test_a_restart_resolves_paths_as_at_the_start(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Relative paths mean what they meant when the bus was made: a program that goes elsewhere loses no message."""
+    """Relative paths are resolved when the bus is made: a program that changes its directory loses no message."""
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     here.mkdir()
     elsewhere.mkdir()
@@ -161,7 +161,7 @@ def test_a_restart_finds_its_files_from_wherever_the_program_is(
 
 
 def test_a_given_key_is_used_and_not_shown(folders: Path) -> None:
-    """The key is not on the command line, where everybody could read it."""
+    """The key is not on the command line, which all users of the machine can read."""
     with LocalBus(key="dmVyeSBzZWNyZXQ=", key_name="mine") as bus:
         assert key_of(bus.connection_string) == "dmVyeSBzZWNyZXQ="
         assert "SharedAccessKeyName=mine;" in bus.connection_string
@@ -172,8 +172,8 @@ def test_a_given_key_is_used_and_not_shown(folders: Path) -> None:
         assert key_of(bus.connection_string) == "dmVyeSBzZWNyZXQ="
 
 
-def test_a_killed_bus_comes_back_to_the_same_client(folders: Path, tmp_path: Path) -> None:
-    """kill() is SIGKILL: a client sees its connection die, and with the SDK's retries it goes on after restart()."""
+def test_a_client_goes_on_after_kill_and_restart(folders: Path, tmp_path: Path) -> None:
+    """kill() cuts the client's connection; with the SDK's retries it goes on after restart()."""
     with LocalBus(store=tmp_path / "bus.db") as bus:
         create(bus, "orders")
         with connect(bus.connection_string, retry_total=5, retry_backoff_factor=0.1) as client:
@@ -188,8 +188,8 @@ def test_a_killed_bus_comes_back_to_the_same_client(folders: Path, tmp_path: Pat
                 assert bodies(drain(receiver, 60, 2)) == ["before", "after"]
 
 
-def test_a_paused_bus_is_frozen_not_gone(folders: Path) -> None:
-    """pause(): connections stay open and nothing answers; resume() and everything goes on."""
+def test_a_paused_bus_does_not_answer(folders: Path) -> None:
+    """After pause() connections stay open without answers; after resume() everything goes on."""
     with LocalBus() as bus:
         create(bus, "orders")
         with connect(bus.connection_string) as client, client.get_queue_sender("orders") as sender:
@@ -210,7 +210,7 @@ def test_a_paused_bus_is_frozen_not_gone(folders: Path) -> None:
 
 
 def test_a_paused_bus_ends_with_its_program() -> None:
-    """A program that is killed while its bus is frozen leaves no process behind, not even a stopped one."""
+    """A program that is killed while its bus is paused leaves no process behind."""
     program = (
         "import time\nfrom pairbus.localbus import LocalBus\n"
         "bus = LocalBus().start()\nbus.pause()\nprint(bus.pid, flush=True)\ntime.sleep(60)\n"
@@ -224,7 +224,7 @@ def test_a_paused_bus_ends_with_its_program() -> None:
 
 
 def test_many_threads_may_pause_a_bus(folders: Path) -> None:
-    """One watches over it, however many ask for the pause at once; none is left to kill it after its end."""
+    """However many threads pause it at once, there is one watchdog, and none is left after its end."""
     with LocalBus() as bus:
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda _: bus.pause(), range(8)))
@@ -234,8 +234,8 @@ def test_many_threads_may_pause_a_bus(folders: Path) -> None:
         assert active_after_create(bus) == 0
 
 
-def test_a_pause_leaves_nothing_behind(folders: Path) -> None:
-    """Paused and resumed, or ended while paused: whoever watched over the pause is gone, the bus was left alone."""
+def test_the_watchdog_of_a_pause_ends_with_it(folders: Path) -> None:
+    """After a resume, or an end while paused, the watchdog is gone and has not killed the bus."""
     with LocalBus() as bus:
         for end in (bus.resume, bus.restart, lambda: (bus.kill(), bus.restart())):
             bus.pause()
@@ -253,7 +253,7 @@ def test_a_pause_leaves_nothing_behind(folders: Path) -> None:
 
 
 def test_a_bus_outlives_the_thread_that_started_and_paused_it(folders: Path) -> None:
-    """It belongs to the program, not to the thread that happened to start it."""
+    """It belongs to the program, not to the thread that started it."""
     bus = LocalBus()
     for action in (bus.start, bus.pause, bus.resume):
         thread = threading.Thread(target=action)
@@ -264,14 +264,14 @@ def test_a_bus_outlives_the_thread_that_started_and_paused_it(folders: Path) -> 
 
 
 def active_after_create(bus: LocalBus) -> int:
-    """How much is in a queue that was just made: the bus answers."""
+    """Create a queue and return its number of messages: the bus answers."""
     name = f"q-{time.monotonic_ns()}"
     create(bus, name)
     return active(bus, name)
 
 
 def test_a_bus_that_died_by_itself_can_be_restarted(folders: Path) -> None:
-    """Somebody else killed the process: stop, kill and restart still work."""
+    """After its process was killed by others, stop, kill and restart still work."""
     with LocalBus() as bus:
         os.kill(bus.pid, signal.SIGKILL)
         wait_until(lambda: not is_running(bus.pid))
@@ -292,7 +292,7 @@ def test_a_forgotten_bus_ends_with_the_program(tmp_path: Path) -> None:
 
 
 def test_the_fixture_gives_each_test_a_bus_of_its_own(pytester: pytest.Pytester) -> None:
-    """`localbus` is there without a conftest, fresh for each test, and gone afterwards, even after a failure."""
+    """`localbus` needs no conftest, is new for each test and gone afterwards, also after a failure."""
     pytester.makepyfile(
         """
         from azure.servicebus import ServiceBusClient, ServiceBusMessage
@@ -333,7 +333,7 @@ def test_the_fixture_gives_each_test_a_bus_of_its_own(pytester: pytest.Pytester)
 
 
 def test_the_fixture_is_listed_with_its_meaning(pytester: pytest.Pytester) -> None:
-    """`pytest --fixtures` shows it."""
+    """`pytest --fixtures` shows it with its description."""
     result = pytester.runpytest_subprocess("--fixtures")
     result.stdout.fnmatch_lines(["localbus*", "*empty Service Bus namespace in memory*"])
 
@@ -341,8 +341,8 @@ def test_the_fixture_is_listed_with_its_meaning(pytester: pytest.Pytester) -> No
 # --- faults of a bus that does not answer ------------------------------------------------------------------
 
 
-def test_faults_of_a_bus_that_is_not_running_say_so(folders: Path) -> None:
-    """Killed, stopped or closed: LocalBusError with what to do, from every call, and it works again afterwards."""
+def test_setting_faults_needs_a_running_bus(folders: Path) -> None:
+    """Killed, stopped or closed: every call raises LocalBusError with what to do, and works again afterwards."""
     with LocalBus() as bus:
         create(bus, "orders")
         faults = bus.faults
@@ -357,8 +357,8 @@ def test_faults_of_a_bus_that_is_not_running_say_so(folders: Path) -> None:
         faults.list()
 
 
-def test_faults_of_a_paused_bus_say_so(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No answer in time: LocalBusError that asks whether it is paused; once resumed the same client works."""
+def test_setting_faults_of_a_paused_bus_times_out(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LocalBusError asks whether the bus is paused; once resumed the same client works."""
     with LocalBus() as bus:
         faults = bus.faults
         bus.pause()
@@ -371,8 +371,8 @@ def test_faults_of_a_paused_bus_say_so(folders: Path, monkeypatch: pytest.Monkey
         assert faults.list() == []
 
 
-def test_faults_of_something_else_on_the_port_say_so(folders: Path) -> None:
-    """A server that hangs up is no localbus any more: LocalBusError with what was seen."""
+def test_setting_faults_of_another_server_is_an_error(folders: Path) -> None:
+    """A server that closes the connection: LocalBusError with the cause."""
     with LocalBus() as bus, socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
         hanging_up = threading.Thread(target=lambda: stranger.accept()[0].close())
@@ -382,8 +382,8 @@ def test_faults_of_something_else_on_the_port_say_so(folders: Path) -> None:
         hanging_up.join()
 
 
-def test_the_end_of_a_bus_does_not_hide_what_went_wrong_under_a_fault(folders: Path) -> None:
-    """The block's own error comes out of `during`, although the fault cannot be ended any more."""
+def test_the_exception_of_a_during_block_is_raised(folders: Path) -> None:
+    """It is raised although the fault cannot be ended, because the bus is gone."""
     with LocalBus() as bus:
         with pytest.raises(ZeroDivisionError), bus.faults.during("busy"):  # noqa: PT012
             bus.kill()

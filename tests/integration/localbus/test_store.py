@@ -1,4 +1,4 @@
-"""The store: what was acknowledged is there after a kill, whatever the moment; what could not be kept is not."""
+"""The store: acknowledged changes survive a kill at any moment, and failed ones are not acknowledged."""
 
 from __future__ import annotations
 
@@ -47,26 +47,26 @@ def draft(text: str, **more: Any) -> Draft:
     return read_message(Encoded(body=text.encode(), inferred=True, **more).encode())
 
 
-class Bench:
-    """A broker on a store, without sockets; `crash` is what a kill would leave."""
+class StoreBroker:
+    """A broker on a store, without sockets; `crash` continues with the files that a kill would leave."""
 
     def __init__(self, path: Path, cache_bytes: int = 1 << 20) -> None:
         self.path = path
         self.now = 1000.0
-        self.after_crash: Bench | None = None
+        self.after_crash: StoreBroker | None = None
         self._cache = cache_bytes
         self.store = SqliteStore(path, cache_bytes=cache_bytes)
         self.broker = Broker("test", self.store, clock=lambda: self.now)
 
-    def crash(self) -> Bench:
-        """A broker on a copy of the files as they are now."""
+    def crash(self) -> StoreBroker:
+        """Return a broker on a copy of the files as they are now."""
         copy = self.path.with_name(self.path.name + "+")
         for suffix in ("", "-wal"):
             file = Path(str(self.path) + suffix)
             if file.exists():
                 shutil.copy(file, str(copy) + suffix)
         self.store.abandon()
-        other = self.after_crash = Bench(copy, self._cache)
+        other = self.after_crash = StoreBroker(copy, self._cache)
         other.now = self.now
         return other
 
@@ -80,7 +80,7 @@ class Bench:
         return found
 
     def texts(self, queue: Queue) -> list[str]:
-        """What is in a queue, as it would be delivered."""
+        """Return the bodies of a queue's messages as they would be delivered."""
         messages = queue.peek(0, 1000)
         found = []
         for message, payload in zip(messages, self.store.payloads(messages), strict=True):
@@ -91,12 +91,12 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
-    """Makes a broker on a store; at the end no file is left open."""
-    made: list[Bench] = []
+def store_broker(tmp_path: Path) -> Iterator[Callable[..., StoreBroker]]:
+    """Return a function that makes a broker on a store; close all files at the end."""
+    made: list[StoreBroker] = []
 
-    def make(**options: Any) -> Bench:
-        made.append(Bench(tmp_path / "bus.db", **options))
+    def make(**options: Any) -> StoreBroker:
+        made.append(StoreBroker(tmp_path / "bus.db", **options))
         return made[-1]
 
     yield make
@@ -109,9 +109,9 @@ def bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
 # --- without sockets -------------------------------------------------------------------------------------------
 
 
-def test_what_is_committed_is_there_and_nothing_else(bench: Callable[..., Bench]) -> None:
-    """A crash keeps what was committed and knows nothing of what was not."""
-    first = bench()
+def test_a_crash_keeps_exactly_the_commits(store_broker: Callable[..., StoreBroker]) -> None:
+    """Committed changes are there after a crash, others are not."""
+    first = store_broker()
     first.broker.create_queue(QueueSettings("q"))
     first.broker.send(first.queue(), [draft("kept"), draft("also kept")], first.now)
     first.turn()
@@ -122,9 +122,9 @@ def test_what_is_committed_is_there_and_nothing_else(bench: Callable[..., Bench]
     assert second.broker.queue("not-committed") is None
 
 
-def test_locks_end_and_count_with_a_crash(bench: Callable[..., Bench]) -> None:
-    """What was locked is free again with its delivery count one higher; the rest is as it was."""
-    first = bench()
+def test_a_crash_ends_locks_and_counts_a_delivery(store_broker: Callable[..., StoreBroker]) -> None:
+    """A locked message is ready again with one more delivery; the rest is unchanged."""
+    first = store_broker()
     first.broker.create_queue(QueueSettings("q"))
     first.broker.send(first.queue(), [draft(text) for text in "abc"], first.now)
     first.turn()
@@ -135,9 +135,11 @@ def test_locks_end_and_count_with_a_crash(bench: Callable[..., Bench]) -> None:
     assert len(second.queue().acquire(second.now, 9)) == 3
 
 
-def test_a_deferred_message_at_its_last_delivery_is_dead_after_a_crash(bench: Callable[..., Bench]) -> None:
-    """It was received by its number as often as it may be: the delivery that the crash ended was the last."""
-    first = bench()
+def test_a_deferred_message_at_its_last_delivery_is_dead_after_a_crash(
+    store_broker: Callable[..., StoreBroker],
+) -> None:
+    """The delivery that the crash interrupted was its last allowed one."""
+    first = store_broker()
     first.broker.create_queue(QueueSettings("q", max_delivery_count=2))
     first.broker.send(first.queue(), [draft("worn"), draft("fresh")], first.now)
     for message in first.queue().acquire(first.now, 2):
@@ -150,10 +152,10 @@ def test_a_deferred_message_at_its_last_delivery_is_dead_after_a_crash(bench: Ca
     assert (second.texts(second.queue()), second.texts(dead)) == (["fresh"], ["worn"])
 
 
-def test_a_message_changed_and_gone_in_one_turn_stays_gone(bench: Callable[..., Bench]) -> None:
-    """Changed by an abandon and moved by its last delivery at once: after a crash it is a dead letter only."""
+def test_a_message_changed_and_moved_in_one_turn(store_broker: Callable[..., StoreBroker]) -> None:
+    """Changed by an abandon and moved by its last delivery, it is only a dead letter after a crash."""
     for cache in (1 << 20, 0):
-        first = bench(cache_bytes=cache)
+        first = store_broker(cache_bytes=cache)
         name = f"q{cache}"
         first.broker.create_queue(QueueSettings(name, max_delivery_count=1))
         queue = first.queue(name)
@@ -171,9 +173,9 @@ def test_a_message_changed_and_gone_in_one_turn_stays_gone(bench: Callable[..., 
         second.path.unlink()
 
 
-def test_payloads_beyond_the_budget_are_read_back(bench: Callable[..., Bench]) -> None:
-    """Memory holds what the budget allows; everything is delivered as it was sent, in whatever order it lies."""
-    first = bench(cache_bytes=500)
+def test_payloads_beyond_the_budget_are_read_back(store_broker: Callable[..., StoreBroker]) -> None:
+    """Memory holds what the budget allows; everything is delivered as it was sent, in any order."""
+    first = store_broker(cache_bytes=500)
     first.broker.create_queue(QueueSettings("q"))
     queue = first.queue()
     texts = [f"{number}-" + "x" * 100 for number in range(30)]
@@ -183,7 +185,7 @@ def test_payloads_beyond_the_budget_are_read_back(bench: Callable[..., Bench]) -
     held = [m for m in queue.peek(0, 100) if m.payload is not None]
     assert 0 < sum(len(m.payload or b"") for m in held) <= 500
     assert first.texts(queue) == texts
-    # Dead letters keep their numbers, not the order in which they were buried.
+    # Dead letters keep their numbers, not the order in which they were dead-lettered.
     locked = queue.acquire(first.now, 30)
     for message in reversed(locked):
         queue.dead_letter(message.lock.tag, first.now)
@@ -198,9 +200,9 @@ def test_payloads_beyond_the_budget_are_read_back(bench: Callable[..., Bench]) -
     assert second.texts(dead) == texts
 
 
-def test_numbers_are_never_given_twice(bench: Callable[..., Bench]) -> None:
-    """Sequence numbers go on after a crash, also where everything was taken out, and in a topic without subscribers."""
-    first = bench()
+def test_sequence_numbers_are_not_reused(store_broker: Callable[..., StoreBroker]) -> None:
+    """They go on after a crash, also in a queue that was emptied and in a topic without subscribers."""
+    first = store_broker()
     first.broker.create_queue(QueueSettings("q"))
     topic = first.broker.create_topic(TopicSettings("t"))
     first.broker.send(first.queue(), [draft("x"), draft("y")], first.now)
@@ -217,9 +219,9 @@ def test_numbers_are_never_given_twice(bench: Callable[..., Bench]) -> None:
     assert message.sequence == 2
 
 
-def test_a_number_spent_on_a_duplicate_is_never_given_again(bench: Callable[..., Bench]) -> None:
-    """Its sender may cancel by it: after a crash it must not be another message's."""
-    first = bench()
+def test_the_number_of_a_duplicate_is_not_reused(store_broker: Callable[..., StoreBroker]) -> None:
+    """The sender of the duplicate may cancel by it: after a crash no other message may have it."""
+    first = store_broker()
     first.broker.create_queue(QueueSettings("q", requires_duplicate_detection=True))
     twice = [draft("x", id="a"), draft("x", id="b"), draft("x", id="a")]
     assert first.broker.schedule(first.queue(), twice, first.now) == [1, 2, 3]
@@ -230,9 +232,9 @@ def test_a_number_spent_on_a_duplicate_is_never_given_again(bench: Callable[...,
     assert second.broker.schedule(second.queue(), [draft("x", id="c")], second.now) == [5]
 
 
-def test_duplicates_are_known_after_a_crash_and_forgotten_in_time(bench: Callable[..., Bench]) -> None:
-    """The history outlives the process; what is older than the window leaves the file too."""
-    first = bench()
+def test_the_duplicate_history_survives_a_crash(store_broker: Callable[..., StoreBroker]) -> None:
+    """Ids older than the window are deleted from the file."""
+    first = store_broker()
     window = timedelta(seconds=60)
     first.broker.create_queue(
         QueueSettings("q", requires_duplicate_detection=True, duplicate_detection_history_time_window=window)
@@ -248,9 +250,9 @@ def test_duplicates_are_known_after_a_crash_and_forgotten_in_time(bench: Callabl
     assert [row[1] for row in second.store.history()] == ["id-3"]
 
 
-def test_everything_about_entities_is_kept(bench: Callable[..., Bench]) -> None:
-    """Settings, rules, hubs with their events, and session states; a deleted entity leaves nothing in any table."""
-    first = bench()
+def test_entities_survive_a_crash(store_broker: Callable[..., StoreBroker]) -> None:
+    """Settings, rules, hubs with events and session states are restored; a deleted entity leaves no row."""
+    first = store_broker()
     broker = first.broker
     broker.create_queue(QueueSettings("s", requires_session=True, lock_duration=timedelta(seconds=7)))
     broker.create_topic(TopicSettings("t", user_metadata="about"))
@@ -283,14 +285,15 @@ def test_everything_about_entities_is_kept(bench: Callable[..., Bench]) -> None:
     second.broker.delete_topic("t")
     second.broker.delete_hub("h")
     second.turn()
-    db = second.store._db
-    for table in ("entities", "messages", "states", "sessions", "history", "events", "sequences"):
-        assert db.execute(f"SELECT COUNT(*) FROM {table}").fetchone() == (0,), table
+    second.store.close()
+    with contextlib.closing(sqlite3.connect(second.path)) as db:
+        for table in ("entities", "messages", "states", "sessions", "history", "events", "sequences"):
+            assert db.execute(f"SELECT COUNT(*) FROM {table}").fetchone() == (0,), table
 
 
-def test_a_store_that_failed_writes_no_more(bench: Callable[..., Bench]) -> None:
-    """After a failed commit nothing is committed, not even at the end; what was committed before is there."""
-    first = bench()
+def test_a_store_that_failed_writes_no_more(store_broker: Callable[..., StoreBroker]) -> None:
+    """After a failed commit nothing is committed, not even at the end; earlier commits are there."""
+    first = store_broker()
     first.broker.create_queue(QueueSettings("q"))
     first.broker.send(first.queue(), [draft("before")], first.now)
     first.turn()
@@ -304,17 +307,19 @@ def test_a_store_that_failed_writes_no_more(bench: Callable[..., Bench]) -> None
         first.store.commit()
     first.store.close()
     first.store.close()
-    second = Bench(first.path)
+    second = StoreBroker(first.path)
     assert second.texts(second.queue()) == ["before"]
     second.store.close()
 
 
 def test_a_store_has_large_pages_and_a_write_ahead_log(tmp_path: Path) -> None:
-    """WAL, and the page size that was measured to be best, also for a file that was looked at first."""
-    store = SqliteStore(tmp_path / "bus.db")
-    assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert store._db.execute("PRAGMA page_size").fetchone() == (8192,)
-    store.close()
+    """The mode is WAL, and the page size the one that was measured to be best, also for an existing empty file."""
+    path = tmp_path / "bus.db"
+    path.touch()
+    SqliteStore(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert db.execute("PRAGMA page_size").fetchone() == (8192,)
 
 
 # --- kill -9 ---------------------------------------------------------------------------------------------------
@@ -327,7 +332,9 @@ def bus(tmp_path: Path) -> Iterator[LocalBus]:
 
 
 def test_a_kill_loses_nothing_that_was_acknowledged(bus: LocalBus) -> None:
-    """Messages, schedules, sessions and their state, dead letters, deferred ones, duplicates, topics, rules, hubs."""
+    """Messages, schedules, sessions with state, dead letters, deferred ones, duplicates, topics, rules and hubs
+    survive.
+    """
     soon = datetime.now(timezone.utc) + timedelta(hours=1)
     with administer(bus) as admin:
         admin.create_queue("plain", max_delivery_count=5, lock_duration=timedelta(minutes=5))
@@ -350,7 +357,7 @@ def test_a_kill_loses_nothing_that_was_acknowledged(bus: LocalBus) -> None:
             receiver.dead_letter_message(dead, reason="bad", error_description="very")
             receiver.defer_message(deferred)
             receiver.abandon_message(given_back)
-            assert bodies(take(receiver, 1)) == ["m3"]  # and is left locked, as `locked` is
+            assert bodies(take(receiver, 1)) == ["m3"]  # it stays locked, like `locked`
             with client.get_queue_sender("unique") as sender:
                 sender.send_messages(ServiceBusMessage("once", message_id="the-id"))
             with client.get_queue_sender("sessions") as sender:
@@ -396,11 +403,11 @@ def test_a_kill_loses_nothing_that_was_acknowledged(bus: LocalBus) -> None:
             assert holder.session.get_state() == b"half way"
             assert bodies(take(holder, 2)) == ["s1", "s2"]
     assert _events(bus) == 1
-    assert locked.sequence_number  # it was received before the kill, and has come back above
+    assert locked.sequence_number  # received before the kill, and again above
 
 
 def _create_hub(bus: LocalBus) -> None:
-    """Hubs come from the entities file only: a restart with one creates what is missing."""
+    """Restart with an entities file that has a hub: the missing one is created."""
     assert bus._folder is not None
     file = bus._folder / "entities.toml"
     file.write_text('[[event_hubs]]\nname = "hub"\npartition_count = 1\n')
@@ -425,7 +432,7 @@ def _events(bus: LocalBus) -> int:
 
 
 class Load:
-    """Clients that work against a bus until it dies under them, and remember what was acknowledged to them."""
+    """Clients that work against a bus until it is killed, and record its acknowledgements."""
 
     def __init__(self, bus: LocalBus) -> None:
         self._bus = bus
@@ -436,7 +443,7 @@ class Load:
         self._number = 0
 
     def round(self, seconds: float) -> None:
-        """One life of the process: all clients at work, then a kill in the middle of it."""
+        """Run one life of the process: all clients at work, then a kill."""
         self._number += 1
         threads = [
             threading.Thread(target=self._until_killed, args=(work,))
@@ -484,7 +491,7 @@ class Load:
 
 
 def test_kills_at_random_moments_under_load(bus: LocalBus) -> None:
-    """Whatever the moment: all that was accepted is there, nothing that was completed is, and nothing was invented."""
+    """After any kill all accepted messages are there, no completed one is, and no unknown one."""
     create(bus, "orders", lock_duration=timedelta(seconds=5))
     load = Load(bus)
     rounds = 0
@@ -516,8 +523,8 @@ def test_kills_at_random_moments_under_load(bus: LocalBus) -> None:
     assert load.completed
 
 
-def test_what_cannot_be_kept_is_not_acknowledged(bus: LocalBus) -> None:
-    """The disk is full: the send fails, the process ends saying why, and everything acknowledged is there later."""
+def test_a_full_disk_acknowledges_nothing(bus: LocalBus) -> None:
+    """The send fails, the process ends with the reason, and all acknowledged messages are there later."""
     create(bus, "orders")
     acknowledged = 0
     process = bus._process
@@ -538,7 +545,7 @@ def test_what_cannot_be_kept_is_not_acknowledged(bus: LocalBus) -> None:
 
 
 def test_receive_and_delete_does_not_deliver_again_after_a_kill(bus: LocalBus) -> None:
-    """What was taken for good is gone for good."""
+    """A message that was received and deleted stays deleted."""
     create(bus, "orders")
     with connect(bus.connection_string) as client:
         with client.get_queue_sender("orders") as sender:
@@ -552,7 +559,7 @@ def test_receive_and_delete_does_not_deliver_again_after_a_kill(bus: LocalBus) -
 
 
 def test_schedules_come_due_after_a_restart(bus: LocalBus) -> None:
-    """A message that was due while nobody was there is active at once; so is a life that ended, as a dead letter."""
+    """A message that came due while the process was down is active at once; one that expired is a dead letter."""
     create(bus, "orders", dead_lettering_on_message_expiration=True)
     with connect(bus.connection_string) as client, client.get_queue_sender("orders") as sender:
         due = datetime.now(timezone.utc) + timedelta(seconds=8)

@@ -109,7 +109,7 @@ def test_a_link_or_a_scheduled_message_keeps_a_queue(broker: Broker, clock: Cloc
     """A queue with an open link or a scheduled message is not idle."""
     dead = queue(broker).dead_letters
     assert dead is not None
-    broker.usage.attach(dead)  # a link to its dead-letter queue is one to it
+    broker.usage.attach(dead)  # a link to its dead-letter queue counts
     clock.pass_minutes(60)
     broker.usage.delete_idle(clock())
     assert names(broker) == ["idle", "kept"]

@@ -61,7 +61,7 @@ def test_messages_of_the_sdks_are_delivered_as_sent(name: str, raw: bytes, forma
         wanted, found = bare(sent), bare(out)
         if _has_id(sent):
             assert found == wanted
-        else:  # it had no id, so it was given one: all else is the same
+        else:  # a message without an id gets one: all else is the same
             assert [each for each in found if each[0] != 0x73] == [each for each in wanted if each[0] != 0x73]
         peer = proton.Message()
         peer.decode(out)

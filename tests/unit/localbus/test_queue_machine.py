@@ -314,10 +314,10 @@ class QueueMachine(RuleBasedStateMachine):
             try:
                 queue.dead_letter(tag, self.now)
             except BusError:
-                return  # refused, and nothing has changed
+                return  # refused without a change
             raise AssertionError("a dead letter died again")
         if how == "dead_letter" and known.where == "dead-locked":
-            with pytest.raises(BusError):  # it has nowhere to go, and stays locked
+            with pytest.raises(BusError):  # a dead letter has no dead-letter queue: it stays locked
                 queue.dead_letter(tag, self.now)
             return
         getattr(queue, how)(tag, self.now)
@@ -334,7 +334,7 @@ class QueueMachine(RuleBasedStateMachine):
         elif how == "defer" and queue is self.queue:
             known.where = "held"
             self.give_back(known)
-        elif how == "defer":  # deferred in the dead-letter queue: taken out again by its number
+        elif how == "defer":  # deferred in the dead-letter queue: received by its number
             known.where = "gone"
             again = queue.receive_deferred([known.sequence], self.now, delete=True)
             assert [m.sequence for m in again] == [known.sequence]
@@ -378,7 +378,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from((0.5, 2.0, 5.0, 10.0, 30.0)))
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        # The broker calls `advance` at the times that were asked for, and at no other.
+        # The broker calls `advance` at the requested times only.
         for queue in (self.queue, self.queue.dead_letters):
             assert queue is not None
             if self.effects.advance_at.get(queue.id, NEVER) <= self.now:
@@ -513,7 +513,7 @@ class SessionQueueMachine(QueueMachine):
         """Release a session: its messages are ready at once, and their deliveries do not count."""
         name = data.draw(st.sampled_from(sorted(self.holders)))
         session, owner, _ = self.holders.pop(name)
-        self.queue.release_session(session, object(), self.now)  # a stranger's word changes nothing
+        self.queue.release_session(session, object(), self.now)  # another owner cannot release it
         self.queue.release_session(session, owner, self.now)
         for known in self.at("locked", "held"):
             if (known.session or "") == name:

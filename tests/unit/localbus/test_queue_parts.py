@@ -366,8 +366,8 @@ def test_the_duplicate_history_drops_ids_beyond_its_window() -> None:
 
 def test_a_locked_message_expires_when_it_is_given_back() -> None:
     """A locked message can be completed after its time to live; one that is given back after it has expired."""
-    for bury in (True, False):
-        queue, effects = queue_of(dead_lettering_on_message_expiration=bury)
+    for dead_letters in (True, False):
+        queue, effects = queue_of(dead_lettering_on_message_expiration=dead_letters)
         put(queue, 0.0, time_to_live=5.0)
         put(queue, 0.0, time_to_live=5.0)
         first, second = queue.acquire(1.0, 2)
@@ -377,7 +377,7 @@ def test_a_locked_message_expires_when_it_is_given_back() -> None:
         queue.abandon(second.lock.tag, 8.0)
         assert len(queue.messages) == 0
         assert queue.dead_letters is not None
-        assert len(queue.dead_letters.messages) == bury
+        assert len(queue.dead_letters.messages) == dead_letters
         for dead in queue.dead_letters.messages.values():
             assert MessageView(effects.payloads([dead])[0]).user["DeadLetterReason"] == "TTLExpiredException"
 
@@ -562,3 +562,33 @@ def test_an_expired_session_lock_is_lost_before_a_timer_has_run() -> None:
     accepted = queue.accept_session("s", "other", 10.0)
     assert accepted is not None
     assert accepted.owner == "other"
+
+
+# --- deleting the oldest messages -----------------------------------------------------------------------------------
+
+
+def test_deleting_the_oldest_messages_leaves_locked_and_newer_ones() -> None:
+    """Active messages go, lowest numbers first, up to the limit; locked, deferred and newer ones stay."""
+    queue, _ = queue_of()
+    for second in range(6):
+        put(queue, float(second))
+    locked, deferred = queue.acquire(0.0, 2)
+    queue.defer(deferred.lock.tag, 0.0)
+    assert queue.delete_oldest(2) == 2
+    assert list(queue.messages) == [1, 2, 5, 6]
+    assert queue.delete_oldest(10, before=5000.0) == 1
+    assert list(queue.messages) == [1, 2, 6]
+    assert locked.lock is not None
+    assert [message.sequence for message in queue.acquire(6.0, 10)] == [6]
+
+
+def test_deleting_the_oldest_messages_leaves_locked_sessions() -> None:
+    """Messages of a locked session go only if the session is given."""
+    queue, _ = queue_of(requires_session=True)
+    for session in ("a", "b", "a"):
+        put(queue, 0.0, session_id=session)
+    assert queue.accept_session("a", "owner", 0.0) is not None
+    assert queue.delete_oldest(10) == 1
+    assert list(queue.messages) == [1, 3]
+    assert queue.delete_oldest(1, session="a") == 1
+    assert list(queue.messages) == [3]

@@ -34,7 +34,7 @@ _EXCEPTIONS = {
 
 
 class Forwarder:
-    """Copies messages that one entity has accepted into others, a batch at a time."""
+    """The moves between a broker's entities, a batch of messages at a time."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -56,7 +56,7 @@ class Forwarder:
             try:
                 copies = subscription.copies(payload, None if subscription.matches_all else view)
             except Exception as error:
-                # A rule that fails must not stop the server: the subscription's settings say what happens to the copy.
+                # A failing rule must not stop the server: the subscription's settings say what happens to the copy.
                 if not isinstance(error, SqlEvaluationError):
                     log.exception("a rule of '%s' failed on a message; the other rules go on", subscription.queue.path)
                 if subscription.settings.dead_lettering_on_filter_evaluation_exceptions:
@@ -120,7 +120,7 @@ class Forwarder:
         edited: bool = False,
         dead_letter_reason: tuple[str, str] | None = None,
     ) -> None:
-        """Add a copy of a message that another entity has accepted, if a reason is given to the dead letters."""
+        """Add a copy of a message that another entity has accepted; with a reason, to the dead letters."""
         draft = Draft(payload, message.size, None, message.session_id, message.time_to_live)
         if edited:
             draft = _reread(draft)

@@ -93,7 +93,7 @@ class SqliteStore:
     def __init__(self, path: Path, *, cache_bytes: int = CACHE_BYTES) -> None:
         self._db = _connect(path)
         try:
-            # Messages have about a kilobyte: larger pages waste less space on them (measured: 25 % less CPU).
+            # A message has about a kilobyte: larger pages waste less space (measured: 25 % less CPU).
             self._db.execute("PRAGMA page_size=8192")
             # Large enough that pages read for a delivery are still cached when it is settled.
             self._db.execute("PRAGMA cache_size=-16000")
@@ -103,7 +103,7 @@ class SqliteStore:
             # can lose the last commits.
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.execute("PRAGMA wal_autocheckpoint=1000")
-            # All tables and the line that says whose they are, or nothing.
+            # One transaction, because the schema row is the mark of a localbus store.
             self._db.execute("BEGIN IMMEDIATE")
             for statement in _SCHEMA.split(";"):
                 self._db.execute(statement)

@@ -22,7 +22,7 @@ CallLater = Callable[[float, Callable[[], None]], object]
 
 
 class FaultControl:
-    """Sets and clears faults at a client's request, and applies them to what is open already."""
+    """The handler of the HTTP resource; it applies a new fault to open links and connections too."""
 
     def __init__(
         self,

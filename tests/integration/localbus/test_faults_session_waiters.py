@@ -1,4 +1,4 @@
-"""Faults, and clients that wait for a session: they have asked, and their link is not open yet."""
+"""Faults and receivers that wait for a session, whose links are not open yet."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def raw(bus: LocalBus) -> Iterator[RawClient]:
 
 @pytest.fixture
 def holder(bus: LocalBus, admin_client: ServiceBusAdministrationClient) -> Iterator[tuple[RawClient, Receiver]]:
-    """A client with a link that holds the only session of a new queue `waited`, in which a message waits."""
+    """Return a client with a link that holds the only session of a new queue `waited`, in which a message is ready."""
     admin_client.create_queue("waited", requires_session=True)
     with RawClient(bus) as opened:
         opened.put_token("waited")
@@ -44,18 +44,18 @@ def holder(bus: LocalBus, admin_client: ServiceBusAdministrationClient) -> Itera
 
 @pytest.fixture
 def waiter(raw: RawClient, holder: tuple[RawClient, Receiver]) -> Receiver:
-    """A link that waits for any session of that queue."""
+    """Return a link that waits for any session of that queue."""
     raw.put_token("waited")
     link: Receiver = raw._session.receiver("waiter")
     link.source.address, link.target.address = "waited", "here"
     link.source.filter.put_dict(session_filter(None))
     link.open()
-    everything_is_answered(raw)
+    requests_are_handled(raw)
     return link
 
 
-def everything_is_answered(raw: RawClient) -> None:
-    """What was asked before has its answer now, or gets none for the time being."""
+def requests_are_handled(raw: RawClient) -> None:
+    """Wait until the server has handled all earlier requests."""
     raw.request("orders", PEEK, {"from-sequence-number": 0, "message-count": int32(1)})
 
 
@@ -63,53 +63,53 @@ def is_answered(link: Receiver) -> bool:
     return bool(link.state & (Endpoint.REMOTE_ACTIVE | Endpoint.REMOTE_CLOSED))
 
 
-def the_end(raw: RawClient, link: Receiver) -> str | None:
-    """The condition with which a link is closed."""
+def close_condition(raw: RawClient, link: Receiver) -> str | None:
+    """Return the condition with which a link is closed."""
     raw.wait(lambda: link.state & Endpoint.REMOTE_CLOSED, "the link's end")
     return None if link.remote_condition is None else str(link.remote_condition.name)
 
 
-def test_who_waits_for_a_session_is_told_that_it_is_unavailable(
+def test_a_waiting_receiver_is_refused_when_its_queue_is_unavailable(
     raw: RawClient, faults: FaultClient, waiter: Receiver
 ) -> None:
-    """At once, as those are whose link is open."""
+    """It is refused at once, as an open link is detached."""
     assert not is_answered(waiter)
     faults.unavailable("waited", condition=conditions.SERVER_BUSY)
-    assert the_end(raw, waiter) == conditions.SERVER_BUSY
+    assert close_condition(raw, waiter) == conditions.SERVER_BUSY
 
 
-def test_a_session_is_not_given_by_a_service_that_is_busy(
+def test_a_busy_service_refuses_a_waiting_receiver(
     raw: RawClient, faults: FaultClient, waiter: Receiver, holder: tuple[RawClient, Receiver]
 ) -> None:
-    """Where there is one for who waits, the link is refused as a new one would be, and that counts."""
+    """When a session becomes free, the link is refused like a new one, and the fault's count goes down."""
     faults.busy("waited", count=1)
-    everything_is_answered(raw)
+    requests_are_handled(raw)
     assert not is_answered(waiter)
     holder[0].close_link(holder[1])
-    assert the_end(raw, waiter) == conditions.SERVER_BUSY
+    assert close_condition(raw, waiter) == conditions.SERVER_BUSY
     assert faults.list() == []
 
 
-def test_who_waits_for_a_session_in_a_black_hole_hears_nothing(
+def test_a_waiting_receiver_in_a_black_hole_gets_no_answer(
     raw: RawClient, faults: FaultClient, waiter: Receiver, holder: tuple[RawClient, Receiver]
 ) -> None:
-    """A session that becomes free is given when the black hole ends."""
+    """A session that became free is accepted when the black hole ends."""
     faults.black_hole("waited")
     holder[0].close_link(holder[1])
-    everything_is_answered(raw)
+    requests_are_handled(raw)
     assert not is_answered(waiter)
     faults.clear()
     raw.wait(lambda: waiter.state & Endpoint.REMOTE_ACTIVE, "the session")
     assert raw.receive(waiter).payload
 
 
-def test_in_a_black_hole_nobody_is_told_that_waiting_is_over(
+def test_a_wait_that_ends_in_a_black_hole_is_answered_after_it(
     raw: RawClient, faults: FaultClient, waiter: Receiver, admin_client: ServiceBusAdministrationClient
 ) -> None:
-    """The queue is deleted meanwhile: who waits hears of it when the black hole ends."""
+    """The queue is deleted meanwhile: the receiver is refused when the black hole ends."""
     faults.black_hole("waited")
     admin_client.delete_queue("waited")
-    everything_is_answered(raw)
+    requests_are_handled(raw)
     assert not is_answered(waiter)
     faults.clear()
-    assert the_end(raw, waiter) == conditions.DETACH_FORCED
+    assert close_condition(raw, waiter) == conditions.DETACH_FORCED

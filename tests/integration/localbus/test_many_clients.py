@@ -43,7 +43,7 @@ def open_files(pid: int) -> int:
 
 
 async def _greet(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection that has been answered with the server's open."""
+    """Open a connection and return it after the server's open."""
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(hello())
     await reader.readuntil(b"\x00\x53\x10")
@@ -59,7 +59,7 @@ async def _leave(opened: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
 
 
 async def test_a_thousand_connections_at_once() -> None:
-    """All are answered, even from a shell with a small limit; meanwhile the SDK works; afterwards nothing is left."""
+    """All are answered, even with a small limit of open files; meanwhile the SDK works; afterwards none is left."""
     with Command(open_files=256) as bus:
         create(bus, "orders")
         before = open_files(bus.process.pid)
@@ -86,7 +86,7 @@ async def test_a_thousand_connections_at_once() -> None:
 
 
 async def test_a_thousand_connections_end_with_the_server() -> None:
-    """SIGTERM with a thousand clients: they are told, and it ends."""
+    """After SIGTERM a thousand clients get a close, and the process ends."""
     with Command() as bus:
         opened = await asyncio.gather(*(_greet(bus.host, bus.port) for _ in range(CLIENTS)))
         stopped = asyncio.create_task(asyncio.to_thread(bus.stop))
@@ -100,7 +100,7 @@ async def test_a_thousand_connections_end_with_the_server() -> None:
 
 
 class Calm:
-    """A client that sends, receives and settles one message at a time on a queue of its own."""
+    """A client that sends, receives and settles one message at a time on its own queue."""
 
     def __init__(self, bus: LocalBus) -> None:
         self.raw = RawClient(bus)
@@ -109,7 +109,7 @@ class Calm:
         self._receiver = self.raw.receiver("calm", 1)
 
     def work(self, messages: int = 200) -> None:
-        """So many, each answered before the next; an answer that does not come in 15 s is an error."""
+        """Send, receive and settle that many messages; an answer that takes 15 s is an error."""
         for number in range(messages):
             self.raw.send(self._sender, Message(body=number).encode())
             received = self.raw.receive(self._receiver)
@@ -132,7 +132,7 @@ def calm(bus: LocalBus) -> Iterator[Calm]:
 
 @contextlib.contextmanager
 def flooding(bus: LocalBus, entity: str) -> Iterator[None]:
-    """Another process sends to an entity as fast as it can; in the end every message of it must have been accepted."""
+    """Send to an entity from another process as fast as it can; check that every message was accepted."""
     target = [str(bus.port), key_of(bus.connection_string), entity]
     flood = subprocess.Popen(
         [sys.executable, "-m", "tests.support.flood", *target],
@@ -151,8 +151,8 @@ def flooding(bus: LocalBus, entity: str) -> Iterator[None]:
         assert 0 < sent == accepted == active(bus, entity)
 
 
-# How much of its pace one client keeps beside another is measured by `bench.neighbour`: a shared machine would make any
-# such figure fail here, or be too low to mean anything. Here is what holds at any speed: who is served, and who waits.
+# `bench.neighbour` measures the throughput of one client beside another, which cannot be asserted on a shared machine.
+# These tests check what holds at any speed: all clients are served.
 
 
 def more_than(bus: LocalBus, entity: str, messages: int) -> bool:
@@ -160,7 +160,7 @@ def more_than(bus: LocalBus, entity: str, messages: int) -> bool:
 
 
 def test_a_flooded_entity_leaves_the_others_their_share(bus: LocalBus, calm: Calm) -> None:
-    """While another process floods one entity, a one-at-a-time client elsewhere is answered, and so is the flood."""
+    """A one-at-a-time client of another entity is answered, and so is the flood."""
     with flooding(bus, "flooded"):
         for _ in range(5):
             before = active(bus, "flooded")
@@ -169,27 +169,27 @@ def test_a_flooded_entity_leaves_the_others_their_share(bus: LocalBus, calm: Cal
 
 
 def test_a_slow_entity_does_not_slow_the_others(bus: LocalBus, calm: Calm) -> None:
-    """A minute of latency on one entity, with hundreds of messages on their way: the others do not wait for it."""
+    """With a minute of latency on one entity and hundreds of messages on their way, other entities are not delayed."""
     with RawClient(bus) as slow:
         slow.put_token("slow")
         link = slow.sender("slow")
         slow.wait(lambda: link.credit >= 300, "credit")
         with bus.faults.during("latency", "slow", delay=60):
-            waiting = poured(slow, link, 300)
+            waiting = send_without_waiting(slow, link, 300)
             calm.work()
             slow._pump(0)
             assert not any(each.remote_state for each in waiting), "a slow entity has answered before its time"
 
 
-def test_a_black_hole_does_not_swallow_the_others(bus: LocalBus, calm: Calm) -> None:
-    """Twenty clients hang in one entity's black hole; the others do not notice."""
+def test_a_black_hole_does_not_affect_other_entities(bus: LocalBus, calm: Calm) -> None:
+    """Twenty clients wait in one entity's black hole; other entities are not delayed."""
     stuck = [RawClient(bus) for _ in range(20)]
     links = []
     for each in stuck:
         each.put_token("silent")
         links.append(each.sender("silent"))
     with bus.faults.during("black-hole", "silent"):
-        waiting = [poured(each, link, 20) for each, link in zip(stuck, links, strict=True)]
+        waiting = [send_without_waiting(each, link, 20) for each, link in zip(stuck, links, strict=True)]
         calm.work()
         for each in stuck:
             each._pump(0)
@@ -198,9 +198,8 @@ def test_a_black_hole_does_not_swallow_the_others(bus: LocalBus, calm: Calm) -> 
         each.drop()
 
 
-def test_receivers_that_ask_for_nothing_get_nothing(bus: LocalBus, calm: Calm) -> None:
-    """A thousand are open on one queue: the one that asks gets the message, and others are served. (That nobody asks
-    them for each message is a test of the dispatcher's.)"""
+def test_receivers_without_credit_get_no_message(bus: LocalBus, calm: Calm) -> None:
+    """Of a thousand receivers of a queue the one with credit gets the message, and other entities are served."""
     with RawClient(bus) as sender, RawClient(bus) as crowd:
         for each in (sender, crowd):
             each.put_token("crowded")
@@ -213,8 +212,8 @@ def test_receivers_that_ask_for_nothing_get_nothing(bus: LocalBus, calm: Calm) -
         assert len(crowd.receive(crowd.receiver("crowded", 1)).payload) > 1000
 
 
-def test_a_client_that_does_not_read_holds_nobody_up(bus: LocalBus, calm: Calm) -> None:
-    """A receiver with credit for everything that never reads its socket: others are served, memory is bounded."""
+def test_a_client_that_does_not_read_delays_no_other(bus: LocalBus, calm: Calm) -> None:
+    """A receiver with much credit never reads its socket: others are served, and memory is bounded."""
     with RawClient(bus) as filler:
         filler.put_token("stuck")
         link = filler.sender("stuck")
@@ -226,14 +225,14 @@ def test_a_client_that_does_not_read_holds_nobody_up(bus: LocalBus, calm: Calm) 
         stuck._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stuck.put_token("stuck")
         stuck.receiver("stuck", 1000)
-        stuck.flush()  # and from now on it does not read
+        stuck.flush()  # from now on it does not read
         calm.work()
         grown = _memory(bus.pid) - before
     assert grown < 60_000_000
 
 
-def poured(raw: RawClient, link: Sender, messages: int) -> list[Delivery]:
-    """Messages on their way, whose answers nobody waits for."""
+def send_without_waiting(raw: RawClient, link: Sender, messages: int) -> list[Delivery]:
+    """Send messages without waiting for their answers."""
     found = []
     for number in range(messages):
         found.append(link.delivery(str(number)))

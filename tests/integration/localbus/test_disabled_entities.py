@@ -1,4 +1,4 @@
-"""Entities that their owner has disabled: what lies in them stays, whichever way somebody tries to take it out."""
+"""Disabled entities: their messages stay, whatever the way to take them out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WAYS = ("complete_message", "abandon_message", "defer_message", "dead_letter_mes
 
 @scenario(cases=WAYS)
 async def test_nothing_is_settled_in_a_disabled_queue(at: Place, case: str) -> None:
-    """Each way to settle is refused, and to renew; enabled again, the message can be settled under the same lock."""
+    """Every settlement and renewal is refused; once enabled, the message can be settled under the same lock."""
     for status in NOT_RECEIVED_FROM:
         queue = await at.queue()
         await at.send(queue, "x")
@@ -62,7 +62,7 @@ def complete(bus: LocalBus, queue: str, token: Any) -> int:
 
 @scenario("sync", cases=NOT_RECEIVED_FROM)
 async def test_no_deferred_message_is_received_from_a_disabled_queue(at: Place, case: str) -> None:
-    """Nor by its number, in either mode; it is there when the queue is enabled again."""
+    """It is refused in both modes; the message is there when the queue is enabled again."""
     queue = await at.queue()
     await at.send(queue, "x")
     receiver = at.receiver(queue)
@@ -79,7 +79,7 @@ async def test_no_deferred_message_is_received_from_a_disabled_queue(at: Place, 
 def test_requests_to_a_disabled_queue_are_refused(
     bus: LocalBus, admin_client: ServiceBusAdministrationClient, status: str
 ) -> None:
-    """What `$management` is asked that would take a message out or keep it back is answered with the condition."""
+    """`$management` requests that take or lock a message are refused with the condition."""
     queue = unique("q")
     admin_client.create_queue(queue)
     with RawClient(bus) as raw:
@@ -101,10 +101,8 @@ def test_requests_to_a_disabled_queue_are_refused(
 
 
 @pytest.mark.parametrize("outcome", [Delivery.ACCEPTED, Delivery.RELEASED, Delivery.MODIFIED])
-def test_a_settlement_that_comes_before_the_detach_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: int
-) -> None:
-    """A link is detached when its queue is disabled; what was on its way by then is rejected with the condition."""
+def test_a_settlement_on_its_way_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: int) -> None:
+    """The link of a queue that is disabled is detached; a settlement sent before is rejected with the condition."""
     with clocked_bus(tmp_path / "tls") as bus:
         admin = ServiceBusAdministrationClient.from_connection_string(
             bus.connection_string, connection_verify=bus.ca_file
@@ -115,7 +113,7 @@ def test_a_settlement_that_comes_before_the_detach_is_refused(
             raw.send(raw.sender("orders"), HELLO)
             link = raw.receiver("orders")
             received = raw.receive(link)
-            monkeypatch.setattr(Consumer, "pull", lambda self, now: False)  # the detach takes its time
+            monkeypatch.setattr(Consumer, "pull", lambda self, now: False)  # delays the detach
             set_status(admin, "orders", "ReceiveDisabled")
             assert raw.settle(link, received, outcome) == conditions.ENTITY_DISABLED
             assert admin.get_queue_runtime_properties("orders").active_message_count == 1
@@ -128,7 +126,7 @@ def test_a_settlement_that_comes_before_the_detach_is_refused(
 def test_every_open_receiver_is_detached(
     bus: LocalBus, admin_client: ServiceBusAdministrationClient, status: str
 ) -> None:
-    """Of the queue and of its dead letters, of which there are none to be had: each is told why."""
+    """Receivers of the queue and of its empty dead-letter queue are detached with the reason."""
     queue = unique("q")
     admin_client.create_queue(queue)
     with RawClient(bus) as raw:
@@ -143,12 +141,12 @@ def test_every_open_receiver_is_detached(
 
 
 @scenario()
-async def test_who_waits_for_a_session_is_told(at: Place) -> None:
-    """A receiver that waits for any session learns that the queue was disabled, and does not wait on."""
+async def test_a_receiver_waiting_for_a_session_is_refused(at: Place) -> None:
+    """It is refused when the queue is disabled, and does not wait on."""
     queue = await at.queue(requires_session=True)
     receiver = at.receiver(queue, session_id=NEXT_AVAILABLE_SESSION, max_wait_time=200)
     waiting = asyncio.ensure_future(receiver.receive_messages(1))
-    await asyncio.sleep(1)  # so that it most likely waits; where it does not yet, it is refused when it comes
+    await asyncio.sleep(1)  # usually it waits by then; otherwise it is refused when it attaches
     await at.update_queue(queue, status="ReceiveDisabled")
     with pytest.raises(MessagingEntityDisabledError):
         await waiting

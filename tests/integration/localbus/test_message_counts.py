@@ -1,4 +1,4 @@
-"""The counts that administration reports are the ones there are."""
+"""The message counts that the administration API reports."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pairbus.localbus import LocalBus
 from tests.support.process_fixtures import take
 
 
-def test_every_count_is_true(bus: LocalBus, admin_client: ServiceBusAdministrationClient) -> None:
-    """Active (a deferred and a locked message included), dead-letter and scheduled, and the size."""
+def test_message_counts_and_size(bus: LocalBus, admin_client: ServiceBusAdministrationClient) -> None:
+    """Active (deferred and locked messages included), dead-letter and scheduled counts, and the size, are right."""
     admin_client.create_queue("counted")
     with ServiceBusClient.from_connection_string(bus.connection_string, retry_total=0) as client:
         with client.get_queue_sender("counted") as sender:
@@ -31,8 +31,10 @@ def test_every_count_is_true(bus: LocalBus, admin_client: ServiceBusAdministrati
     assert 4000 < found.size_in_bytes < 6000
 
 
-def test_what_cannot_be_forwarded_is_counted(bus: LocalBus, admin_client: ServiceBusAdministrationClient) -> None:
-    """A target that takes nothing: the messages are in the source's transfer dead letters."""
+def test_messages_that_cannot_be_forwarded_are_counted(
+    bus: LocalBus, admin_client: ServiceBusAdministrationClient
+) -> None:
+    """If the destination is disabled, they are in the source's transfer dead letters."""
     target = admin_client.create_queue("full-target")
     admin_client.create_queue("forwards", forward_to="full-target")
     target.status = EntityStatus.DISABLED
@@ -47,8 +49,8 @@ def test_what_cannot_be_forwarded_is_counted(bus: LocalBus, admin_client: Servic
     assert found.active_message_count == 0
 
 
-def test_a_subscription_counts_its_own(bus: LocalBus, admin_client: ServiceBusAdministrationClient) -> None:
-    """Each subscription has its counts, and a topic those of what waits to be published."""
+def test_subscriptions_have_their_own_counts(bus: LocalBus, admin_client: ServiceBusAdministrationClient) -> None:
+    """Each subscription has its counts, and a topic counts the messages that are scheduled."""
     admin_client.create_topic("news")
     for name in ("one", "two"):
         admin_client.create_subscription("news", name)
