@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from pairbus.domain.amqp.codec import UInt
+from pairbus.domain.amqp.codec import Long, UInt
 from pairbus.localbus.amqp.connection import AmqpConnection
+from pairbus.localbus.entities.message import read_message
 from tests.support import amqp_frames as amqp
 from tests.support.fuzz_frames import FuzzServer, MemoryTransport
 
@@ -147,3 +148,154 @@ async def test_an_aborted_message_above_the_limit_does_not_affect_the_next(serve
     rejected = client.performatives(amqp.DISPOSITION)[-1]
     assert (rejected[1], rejected[4].descriptor) == (3, 0x25)  # type: ignore[attr-defined]
     assert client.connection.partial_bytes == 0
+
+
+async def test_credit_is_renewed_before_it_is_used_up(server: FuzzServer) -> None:
+    """A sender starts with a credit of 1000; below half of it, it gets all of it again."""
+    client = Client(server)
+    await client.send(*amqp.authorized("sb://localhost/", "token"), amqp.attach("link", 2, "orders"))
+    before = len(client.performatives(amqp.FLOW))
+    payload = amqp.message(b"x")
+    await client.send(*(amqp.transfer(2, n, payload, settled=True) for n in range(1, 501)))
+    assert len(client.performatives(amqp.FLOW)) == before
+    await client.send(amqp.transfer(2, 501, payload, settled=True))
+    flow = client.performatives(amqp.FLOW)[before:]
+    assert [(fields[5], fields[6]) for fields in flow] == [(501, 1000)]
+
+
+async def test_a_reply_finds_its_link_by_address_or_name(server: FuzzServer) -> None:
+    """The reply-to of a request is the address of the client's end, or the name of its link."""
+    for address, reply_to in (("here", "here"), ("", "replies")):
+        client = Client(server)
+        await client.send(
+            amqp.hello() + amqp.begin() + amqp.attach("requests", 0, "$cbs"),
+            amqp.attach("replies", 1, "$cbs", receiver=True, reply=address) + amqp.flow(1, 10),
+            amqp.attach("others", 2, "$cbs", receiver=True, reply="others") + amqp.flow(2, 10),
+        )
+        properties = amqp.described(0x73, "id", None, None, None, reply_to)
+        await client.send(amqp.transfer(0, 0, properties + b"\x00\x53\x77\x40"))
+        assert [fields[0] for fields in client.performatives(amqp.TRANSFER)] == [1], reply_to
+
+
+def hub_reader(name: str, handle: int, group: str, owner_level: int | None) -> bytes:
+    """Return an attach of a consumer of a partition, exclusive if it has an owner level."""
+    source = amqp.described(0x28, f"hub/ConsumerGroups/{group}/Partitions/0")
+    properties = None if owner_level is None else {amqp.Symbol("com.microsoft:epoch"): Long(owner_level)}
+    ends = (amqp.Raw(source), amqp.Raw(amqp.described(0x29, "here")))
+    return amqp.performative(
+        amqp.ATTACH, name, UInt(handle), True, None, None, *ends, *[None] * 6, properties
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("group", "owner_level", "detached"),
+    [("G", 5, 2), ("g", 5, 2), ("g", 6, 2), ("g", 4, 3), ("g", None, 3), ("other", 4, None), ("other", None, None)],
+)
+async def test_an_exclusive_consumer_of_a_partition_is_replaced_by_an_equal_or_higher_one(
+    server: FuzzServer, group: str, owner_level: int | None, detached: int | None
+) -> None:
+    """A lower level, or none, is refused; other consumer groups are not affected. Groups ignore case."""
+    client = Client(server)
+    await client.send(*amqp.authorized("sb://localhost/", "token"))
+    await client.send(hub_reader("first", 2, "G", 5), hub_reader("second", 3, group, owner_level))
+    handles = {fields[0]: fields[1] for fields in client.performatives(amqp.ATTACH)}
+    assert [fields[0] for fields in client.performatives(amqp.DETACH)] == (
+        [] if detached is None else [handles["first" if detached == 2 else "second"]]
+    )
+    assert (b"amqp:link:stolen" in bytes(client.transport.written)) == (detached is not None)
+
+
+async def test_a_shared_consumer_is_replaced_by_an_exclusive_one(server: FuzzServer) -> None:
+    """Consumers without an owner level share a partition until one with a level attaches."""
+    client = Client(server)
+    await client.send(*amqp.authorized("sb://localhost/", "token"))
+    await client.send(hub_reader("first", 2, "g", None), hub_reader("second", 3, "g", None))
+    assert client.performatives(amqp.DETACH) == []
+    await client.send(hub_reader("third", 4, "g", 0))
+    handles = {fields[0]: fields[1] for fields in client.performatives(amqp.ATTACH)}
+    detached = {fields[0] for fields in client.performatives(amqp.DETACH)}
+    assert detached == {handles["first"], handles["second"]}
+
+
+def session_reader(name: str | None, milliseconds: int | None = None) -> bytes:
+    """Return an attach on handle 2 for a session, or for any session, with a time-out."""
+    session_filter = {amqp.Symbol("com.microsoft:session-filter"): name}
+    source = amqp.described(0x28, "sessions", *[None] * 6, session_filter)
+    properties = None if milliseconds is None else {amqp.Symbol("com.microsoft:timeout"): UInt(milliseconds)}
+    ends = (amqp.Raw(source), amqp.Raw(amqp.described(0x29, "here")))
+    return amqp.performative(amqp.ATTACH, "reader", UInt(2), True, None, None, *ends, *[None] * 6, properties)
+
+
+def session_message() -> bytes:
+    return amqp.described(0x73, "m", *[None] * 9, "s") + b"\x00\x53\x77\x41"
+
+
+@pytest.mark.parametrize(("milliseconds", "seconds"), [(5_000, 5), (None, 60), (0, 60)])
+async def test_a_receiver_waits_for_a_session_for_its_time_out(
+    server: FuzzServer, milliseconds: int | None, seconds: int
+) -> None:
+    """The default is a minute, as in the service. Its attach is answered when a session is free, or with an error."""
+    client = Client(server)
+    await client.send(*amqp.authorized("sb://localhost/", "token"), session_reader(None, milliseconds))
+    before = len(client.performatives(amqp.ATTACH))
+    for step, refused in ((seconds - 0.5, False), (1.0, True)):
+        server.clock.time += step
+        server.server.schedule()
+        await server.turn()
+        assert (b"com.microsoft:timeout" in bytes(client.transport.written)) == refused
+        assert len(client.performatives(amqp.ATTACH)) == before + refused
+
+
+async def test_a_waiting_receiver_is_refused_by_a_fault_when_a_session_comes(server: FuzzServer) -> None:
+    """A fault on attaches applies to a link that is opened after a wait."""
+    client = Client(server)
+    await client.send(*amqp.authorized("sb://localhost/", "token"), session_reader(None))
+    faults = server.server.faults
+    faults.add(faults.read({"kind": "unavailable", "entity": "sessions"}))
+    server.broker.send(server.broker.queue("sessions"), [read_message(session_message())], server.clock())
+    await server.turn()
+    assert client.performatives(amqp.DETACH)
+    assert b"com.microsoft:session-filter" not in bytes(client.transport.written)
+
+
+async def test_an_opened_session_link_has_the_session_s_id_and_the_end_of_its_lock(server: FuzzServer) -> None:
+    """The SDKs read the id from the filter, and the end in .NET's ticks from a property."""
+    client = Client(server)
+    await client.send(*amqp.authorized("sb://localhost/", "token"), session_reader("s"))
+    attached = client.performatives(amqp.ATTACH)[-1]
+    assert attached[5].value[7] == {"com.microsoft:session-filter": "s"}  # type: ignore[attr-defined]
+    lock_end = server.clock() + 5
+    assert attached[13] == {"com.microsoft:locked-until-utc": (int(lock_end * 1000) + 62_135_596_800_000) * 10_000}
+
+
+async def test_links_continue_after_a_black_hole(server: FuzzServer) -> None:
+    """Messages are delivered to an open link; an attach that was swallowed is refused."""
+    client = Client(server)
+    await client.send(
+        *amqp.authorized("sb://localhost/", "token"), amqp.attach("in", 2, "orders", receiver=True), amqp.flow(2, 10)
+    )
+    faults, before = server.server.faults, len(client.performatives(amqp.TRANSFER))
+    faults.add(faults.read({"kind": "black-hole", "entity": "orders"}))
+    await client.send(amqp.attach("late", 3, "orders", receiver=True))
+    server.broker.send(server.broker.queue("orders"), [read_message(amqp.message(b"x"))], server.clock())
+    await server.turn()
+    assert len(client.performatives(amqp.TRANSFER)) == before
+    faults.clear()
+    client.connection.recover()
+    await server.turn()
+    assert len(client.performatives(amqp.TRANSFER)) == before + 1
+    assert b"amqp:link:detach-forced" in bytes(client.transport.written)
+    assert client.connection.unanswered_links == {}
+
+
+async def test_a_swallowed_attach_is_forgotten_with_its_session(server: FuzzServer) -> None:
+    """Its link is freed with the session: it cannot be answered after the black hole."""
+    client = Client(server)
+    await client.send(*amqp.authorized("sb://localhost/", "token"))
+    faults = server.server.faults
+    faults.add(faults.read({"kind": "black-hole", "entity": "orders"}))
+    for end in (amqp.performative(amqp.DETACH, UInt(2), True), amqp.performative(amqp.END)):
+        await client.send(amqp.attach("late", 2, "orders", receiver=True))
+        assert list(client.connection.unanswered_links.values()) == ["orders"]
+        await client.send(end)
+        assert client.connection.unanswered_links == {}
