@@ -433,11 +433,11 @@ def test_receiving_deferred_messages_has_a_size_limit(delete: bool) -> None:
     for message in queue.acquire(0.0, 3):
         queue.defer(message.lock.tag, 0.0)
     with pytest.raises(BusError) as refused:
-        queue.receive_deferred([1, 2, 3], 1.0, delete=delete, most_bytes=2500)
+        queue.receive_deferred([1, 2, 3], 1.0, delete=delete, max_bytes=2500)
     assert refused.value.condition == "amqp:link:message-size-exceeded"
     assert [m.lock for m in queue.messages.values()] == [None, None, None]
-    assert len(queue.receive_deferred([1], 1.0, delete=delete, most_bytes=10)) == 1
-    assert len(queue.receive_deferred([2, 3], 1.0, delete=delete, most_bytes=2500)) == 2
+    assert len(queue.receive_deferred([1], 1.0, delete=delete, max_bytes=10)) == 1
+    assert len(queue.receive_deferred([2, 3], 1.0, delete=delete, max_bytes=2500)) == 2
 
 
 def test_acquiring_stops_at_the_byte_limit() -> None:
@@ -445,8 +445,8 @@ def test_acquiring_stops_at_the_byte_limit() -> None:
     queue, _ = queue_of()
     for _ in range(10):
         put(queue, 0.0, b"x" * 1000)
-    assert len(queue.acquire(0.0, 10, most_bytes=1)) == 1
-    assert len(queue.acquire(0.0, 10, most_bytes=2500)) == 3
+    assert len(queue.acquire(0.0, 10, max_bytes=1)) == 1
+    assert len(queue.acquire(0.0, 10, max_bytes=2500)) == 3
     assert len(queue.acquire(0.0, 10)) == 6
 
 
