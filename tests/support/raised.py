@@ -21,7 +21,7 @@ from azure.servicebus.exceptions import (
 
 from pairbus.localbus import bus_errors as conditions
 
-#: What FACTS.md names, and the classes that the SDK makes of it.
+#: Condition -> exception of the SDK.
 RAISED: dict[str, type[ServiceBusError]] = {
     conditions.TIMEOUT: OperationTimeoutError,
     conditions.SERVER_BUSY: ServiceBusServerBusyError,
@@ -39,7 +39,7 @@ RAISED: dict[str, type[ServiceBusError]] = {
     conditions.ENTITY_EXISTS: MessagingEntityAlreadyExistsError,
     conditions.SESSION_CANNOT_BE_LOCKED: SessionCannotBeLockedError,
 }
-#: What the SDK does not try again by itself; all else it does.
+#: Conditions that the SDK does not retry.
 NOT_RETRIED = {
     conditions.RESOURCE_LIMIT_EXCEEDED, conditions.UNAUTHORIZED, conditions.NOT_FOUND,
     conditions.MESSAGE_SIZE_EXCEEDED, conditions.MESSAGE_LOCK_LOST, conditions.SESSION_LOCK_LOST,

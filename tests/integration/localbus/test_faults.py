@@ -30,7 +30,7 @@ from proton import Message
 from pairbus.localbus import LocalBus
 from pairbus.localbus import bus_errors as conditions
 from pairbus.localbus.faults.client import FaultClient
-from pairbus.localbus.faults.faults import KINDS, FaultError, Faults
+from pairbus.localbus.faults.faults import KINDS, FaultError
 from tests.support.process_fixtures import (
     FORGETS_SOCKETS,
     active,
@@ -774,41 +774,3 @@ def test_every_kind_has_its_method() -> None:
     """Every kind of fault that the management API accepts has a method in Python."""
     methods = {name.replace("_", "-") for name in vars(FaultClient) if not name.startswith("_")}
     assert {kind for kind in KINDS if kind not in methods} == {"quota"}  # quota_exceeded
-
-
-# --- pure --------------------------------------------------------------------------------------------------------
-
-
-def test_faults_add_up() -> None:
-    """Of several faults on one operation delays are summed, and an error or a missing answer of one holds."""
-    now = 100.0
-    faults = Faults(lambda: now, lambda: 0.4)
-    assert not faults.active
-    for request in (
-        {"kind": "latency", "delay": 0.5},
-        {"kind": "latency", "delay": 0.25, "entity": "a"},
-        {"kind": "latency", "delay": 0.5, "entity": "A"},
-        {"kind": "lost-accept", "entity": "a", "rate": 0.5},
-        {"kind": "busy", "entity": "b", "rate": 0.3},
-    ):
-        faults.add(faults.read(request))
-    assert faults.active
-    on_a, on_b = faults.on_send("A"), faults.on_send("b")
-    assert (on_a.latency, on_a.no_reply, on_a.error) == (0.75, True, None)
-    assert (on_b.latency, on_b.no_reply, on_b.error) == (0.0, False, None), "the chance was 0.4, the rate 0.3"
-    assert faults.on_send("ab").latency == 0.0
-    assert faults.connection_latency == 0.5, "latency of all entities is the connection's, and counts once"
-
-
-def test_ended_faults_are_removed() -> None:
-    """Once the last fault has ended, `active` is False again."""
-    clock = [0.0]
-    faults = Faults(lambda: clock[0], lambda: 0.0)
-    faults.add(faults.read({"kind": "busy", "seconds": 5}))
-    faults.add(faults.read({"kind": "reject", "condition": conditions.TIMEOUT, "count": 1}))
-    error = faults.on_send("q").error
-    assert error is not None
-    assert error.condition == conditions.TIMEOUT
-    clock[0] = 6.0
-    assert faults.on_send("q").error is None
-    assert not faults.active

@@ -208,7 +208,7 @@ def test_requests_whose_replies_are_not_read_are_limited(bus: LocalBus, full_que
                 if not peer.send(amqp.transfer(2, n, raw)) or time.monotonic() - started > 3:
                     break
             time.sleep(0.3)
-            assert resident_bytes(bus) - before < 80 * MEGABYTE  # a gigabyte was asked for
+            assert resident_bytes(bus) - before < 80 * MEGABYTE  # replies of a gigabyte are waiting
 
 
 def test_waiting_requests_are_limited(bus: LocalBus, full_queue: str) -> None:

@@ -866,7 +866,7 @@ def test_extra_handlers_need_manage(site: Site, fake: FakeBroker) -> None:
     assert site.send_request("POST", "/$localbus/faults", "{}", Authorization="")[0] == 401
     status, answer = site.send_request("DELETE", "/$localbus/faults/unknown")
     assert (status, "The messaging entity 'unknown' could not be found." in answer) == (404, True)
-    assert site.send_request("GET", "/$localbus/faultsy")[0] == 200  # another path: nothing there
+    assert site.send_request("GET", "/$localbus/faultsy")[0] == 200  # another path, without an entity
 
 
 def test_names_are_escaped_in_ids(site: Site) -> None:

@@ -764,7 +764,7 @@ async def test_a_partition_of_a_queue_does_not_exist(at: Place) -> None:
     """A receiver of `orders/partitions/1` gets none of the messages of the queue `orders`."""
     queue = await at.queue()
     await at.send(queue, "x")
-    with pytest.raises(ServiceBusAuthenticationError):  # how the SDK says that there is no such entity
+    with pytest.raises(ServiceBusAuthenticationError):  # the SDK raises this for a missing entity
         await at.receiver(f"{queue}/partitions/1").receive_messages(1, max_wait_time=1)
     await at.settled(queue, active=1)
 

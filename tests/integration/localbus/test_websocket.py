@@ -145,7 +145,7 @@ def test_amqp_is_independent_of_frame_boundaries(connected: WebSocket) -> None:
         (b"\x83\x80\x00\x00\x00\x00", 1002),  # of no kind there is
         (b"\x89\xfe\x01\x00", 1002),  # a ping too long
         (b"\xc2\x80\x00\x00\x00\x00", 1002),  # of an extension
-        (b"\x88\x82\x00\x00\x00\x00\x03\xe8", 1000),  # goodbye
+        (b"\x88\x82\x00\x00\x00\x00\x03\xe8", 1000),  # a normal close
     ],
 )
 def test_an_invalid_frame_closes_the_websocket(connected: WebSocket, sent: bytes, code: int) -> None:

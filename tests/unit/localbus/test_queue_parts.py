@@ -433,11 +433,11 @@ def test_receiving_deferred_messages_has_a_size_limit(delete: bool) -> None:
     for message in queue.acquire(0.0, 3):
         queue.defer(message.lock.tag, 0.0)
     with pytest.raises(BusError) as refused:
-        queue.receive_deferred([1, 2, 3], 1.0, delete=delete, most_bytes=2500)
+        queue.receive_deferred([1, 2, 3], 1.0, delete=delete, max_bytes=2500)
     assert refused.value.condition == "amqp:link:message-size-exceeded"
     assert [m.lock for m in queue.messages.values()] == [None, None, None]
-    assert len(queue.receive_deferred([1], 1.0, delete=delete, most_bytes=10)) == 1
-    assert len(queue.receive_deferred([2, 3], 1.0, delete=delete, most_bytes=2500)) == 2
+    assert len(queue.receive_deferred([1], 1.0, delete=delete, max_bytes=10)) == 1
+    assert len(queue.receive_deferred([2, 3], 1.0, delete=delete, max_bytes=2500)) == 2
 
 
 def test_acquiring_stops_at_the_byte_limit() -> None:
@@ -445,8 +445,8 @@ def test_acquiring_stops_at_the_byte_limit() -> None:
     queue, _ = queue_of()
     for _ in range(10):
         put(queue, 0.0, b"x" * 1000)
-    assert len(queue.acquire(0.0, 10, most_bytes=1)) == 1
-    assert len(queue.acquire(0.0, 10, most_bytes=2500)) == 3
+    assert len(queue.acquire(0.0, 10, max_bytes=1)) == 1
+    assert len(queue.acquire(0.0, 10, max_bytes=2500)) == 3
     assert len(queue.acquire(0.0, 10)) == 6
 
 
@@ -562,3 +562,33 @@ def test_an_expired_session_lock_is_lost_before_a_timer_has_run() -> None:
     accepted = queue.accept_session("s", "other", 10.0)
     assert accepted is not None
     assert accepted.owner == "other"
+
+
+# --- deleting the oldest messages -----------------------------------------------------------------------------------
+
+
+def test_deleting_the_oldest_messages_leaves_locked_and_newer_ones() -> None:
+    """Active messages go, lowest numbers first, up to the limit; locked, deferred and newer ones stay."""
+    queue, _ = queue_of()
+    for second in range(6):
+        put(queue, float(second))
+    locked, deferred = queue.acquire(0.0, 2)
+    queue.defer(deferred.lock.tag, 0.0)
+    assert queue.delete_oldest(2) == 2
+    assert list(queue.messages) == [1, 2, 5, 6]
+    assert queue.delete_oldest(10, before=5000.0) == 1
+    assert list(queue.messages) == [1, 2, 6]
+    assert locked.lock is not None
+    assert [message.sequence for message in queue.acquire(6.0, 10)] == [6]
+
+
+def test_deleting_the_oldest_messages_leaves_locked_sessions() -> None:
+    """Messages of a locked session go only if the session is given."""
+    queue, _ = queue_of(requires_session=True)
+    for session in ("a", "b", "a"):
+        put(queue, 0.0, session_id=session)
+    assert queue.accept_session("a", "owner", 0.0) is not None
+    assert queue.delete_oldest(10) == 1
+    assert list(queue.messages) == [1, 3]
+    assert queue.delete_oldest(1, session="a") == 1
+    assert list(queue.messages) == [3]

@@ -108,7 +108,7 @@ def test_a_disposition_without_a_state_is_dropped() -> None:
 
 @pytest.mark.parametrize("limit", [512, 600, 4096, 65_536])
 def test_padding_never_makes_a_frame_larger_than_the_client_takes(limit: int) -> None:
-    """Proton is told a smaller limit than the client's, so that a full frame has room for the nulls."""
+    """Proton gets a smaller limit than the client's, so that a full frame has room for the nulls."""
     inbound = InboundFilter()
     seen = amqp.read_performative(inbound.feed(amqp.open_(max_frame=limit)))[2][2]
     assert 512 <= seen <= limit
@@ -230,6 +230,18 @@ def test_each_session_has_its_own_ids() -> None:
     assert delivery_ids(inbound.feed(amqp.transfer(0, None, b"c") + amqp.transfer(0, 50, b"d"))) == [None, 1]
     assert inbound.has_renumbered(0)
     assert not inbound.has_renumbered(1)
+
+
+def test_dispositions_of_a_session_whose_channels_differ_have_the_client_s_ids() -> None:
+    """The server's channel of a session need not be the client's: its begin names the client's."""
+    inbound = linked(0, channel=3)
+    outbound = OutboundFilter(inbound)
+    outbound.feed(amqp.performative(amqp.BEGIN, UInt(3), UInt(0)))
+    inbound.feed(amqp.transfer(0, 5, b"a", channel=3) + amqp.transfer(0, 9, b"b", channel=3))
+    raw = outbound.feed(amqp.performative(amqp.DISPOSITION, True, UInt(5), UInt(6), True))
+    found = [amqp.read_performative(each) for each in amqp.split_frames(raw)]
+    assert [(channel, fields[1], fields[2]) for _, channel, fields, _ in found] == [(0, 5, 5), (0, 9, 9)]
+    assert not inbound.has_renumbered(3)
 
 
 # --- formats ------------------------------------------------------------------------------------------------------

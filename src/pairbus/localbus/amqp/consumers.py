@@ -95,7 +95,7 @@ class Consumer(OutgoingLink):
         room = min(self.credit() - self._delayed_count, limit)
         if room > 0:
             messages = self.queue.acquire(
-                now, room, self._owner, self.session, delete=self._receive_and_delete, most_bytes=MAX_BUFFERED_BYTES
+                now, room, self._owner, self.session, delete=self._receive_and_delete, max_bytes=MAX_BUFFERED_BYTES
             )
             if messages:
                 payloads = server.broker.payloads(messages)

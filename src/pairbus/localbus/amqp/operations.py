@@ -146,7 +146,7 @@ class Operations:
         delete = request.field("receiver-settle-mode", int, optional=True) == 0
         sequences = _numbers(request)
         owner = None if session is None else session.owner
-        messages = queue.receive_deferred(sequences, now, owner, session, delete=delete, most_bytes=_MAX_RECEIVED)
+        messages = queue.receive_deferred(sequences, now, owner, session, delete=delete, max_bytes=_MAX_RECEIVED)
         return Reply(body={"messages": [self._received(message) for message in messages]})
 
     def _received(self, message: Message) -> dict[str, Any]:

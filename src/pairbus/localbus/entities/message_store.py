@@ -145,16 +145,17 @@ class MessageStore:
         session: Session | None = None,
         *,
         delete: bool = False,
-        most_bytes: float = NEVER,
+        max_bytes: float = NEVER,
     ) -> list[Message]:
         """Take ready messages in order, of one session if it is given.
 
         Each is locked for `owner`, or removed if `delete` is set. At most `limit` are taken; the message that reaches
-        `most_bytes` in all is the last one.
+        `max_bytes` in all is the last one.
         """
         ready = self._ready if session is None else session.ready
         taken: list[Message] = []
-        while len(taken) < limit and most_bytes > 0:
+        remaining = max_bytes
+        while len(taken) < limit and remaining > 0:
             message = ready.pop()
             if message is None:
                 break
@@ -162,7 +163,7 @@ class MessageStore:
                 self._expire(message, now)
                 continue
             taken.append(message)
-            most_bytes -= message.size
+            remaining -= message.size
         if delete:
             for message in taken:
                 self._remove(message)

@@ -59,12 +59,12 @@ class Queue(MessageStore):
         session: Session | None = None,
         *,
         delete: bool = False,
-        most_bytes: float = NEVER,
+        max_bytes: float = NEVER,
     ) -> list[Message]:
         """Lock deferred messages by their sequence numbers, or remove them if `delete` is set.
 
         Raises `BusError`, and takes none, if one of them does not exist or is not deferred, or if several of them
-        have more than `most_bytes` together.
+        have more than `max_bytes` together.
         """
         found = []
         for sequence in dict.fromkeys(sequences):  # a number may be given twice
@@ -82,10 +82,10 @@ class Queue(MessageStore):
                 )
             found.append(message)
         size = sum(message.size for message in found)
-        if size > most_bytes and len(found) > 1:
+        if size > max_bytes and len(found) > 1:
             raise BusError(
                 bus_errors.MESSAGE_SIZE_EXCEEDED,
-                f"The {len(found)} messages have {size} bytes together; {most_bytes} can be received at once. Ask for "
+                f"The {len(found)} messages have {size} bytes together; {max_bytes} can be received at once. Ask for "
                 "fewer of them.",
             )
         if delete:
