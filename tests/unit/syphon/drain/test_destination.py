@@ -21,7 +21,7 @@ class FakeSender:
 
     def __init__(self, credit: int = 0) -> None:
         self.credit = credit
-        self.most_bytes = 1000
+        self.max_message_bytes = 1000
         self.now = 0.0
         self.pending: list[Any] = []
         self.closed = False
@@ -36,7 +36,7 @@ class FakeSender:
 
     def send_batch(self, head: bytes, messages: list[bytes], context: Any) -> None:
         assert self.credit > 0
-        assert len(head) + sum(map(len, messages)) <= self.most_bytes
+        assert len(head) + sum(map(len, messages)) <= self.max_message_bytes
         self.credit -= 1
         self.pending.append(context)
 
@@ -219,7 +219,7 @@ def test_few_large_messages_are_in_flight(condition: str) -> None:
     """A megabyte, and one message more; an answer makes room for the next."""
     window = SendWindow(10_000)
     made, sender, _ = destination_with(*(message(number, size=300_000) for number in range(12)), window=window)
-    sender.most_bytes, sender.credit = 2**20, 100
+    sender.max_message_bytes, sender.credit = 2**20, 100
     made.on_credit()
     assert len(sender.pending) == 4
     answer(made, sender.pending.pop(0), condition)
