@@ -16,7 +16,7 @@ class DepthAnswers(DepthQuery):
     def __init__(self, *answers: Mapping[int, int | None] | Exception, operations: int = 1) -> None:
         super().__init__("contoso", [])
         self.answers = list(answers)
-        self._operations = operations
+        self.operations = operations
         #: The hosts of the secondaries that were queried.
         self.hosts: list[str] = []
 
@@ -25,7 +25,7 @@ class DepthAnswers(DepthQuery):
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
-        return Depths(answer, self._operations)
+        return Depths(answer, self.operations)
 
 
 def unreachable(host: str = "backup.example") -> Namespace:

@@ -89,8 +89,9 @@ class BatchRunner:
 
     @property
     def is_running(self) -> bool:
-        """True while a batch runs."""
-        return self._is_running
+        """True while a batch runs. Once `stopping` is set and this is False, none will."""
+        with self._state:
+            return self._is_running
 
     def idle_seconds(self) -> float:
         """Return the time since the last batch ended; 0 while one runs."""

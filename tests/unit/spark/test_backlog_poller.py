@@ -73,6 +73,12 @@ def test_depths_in_a_note_spare_a_query(clock: Clock) -> None:
     assert len(secondary.hosts) == 1
 
 
+def test_depths_of_a_later_time_are_not_used(clock: Clock) -> None:
+    """The clock was set back since, so their age is unknown."""
+    poller = poller_of(DepthAnswers({0: 9}), clock)
+    assert poller.poll(ReaderNote(1, {0: 3}, queried_at=clock.now + 60)) == {0: 9}
+
+
 def test_a_note_is_used_once(clock: Clock) -> None:
     """The batch that it led to has changed the depths."""
     secondary = DepthAnswers({0: 9})

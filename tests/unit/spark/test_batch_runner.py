@@ -108,6 +108,23 @@ def test_a_batch_is_reported(batches: Runner, caplog: pytest.LogCaptureFixture) 
     assert batches.note.queried_at == pytest.approx(time.time(), abs=5)
 
 
+def test_the_cost_of_the_depth_query_is_part_of_the_summary(batches: Runner) -> None:
+    """Also that of one that failed, which is billed as well."""
+    batches.depths.operations = 3
+    batches.run(MOVED)
+    batches.depths.answers = [OSError("no route")]
+    batches.run(MOVED)
+    assert [summary.management for summary in batches.runner.summaries] == [3, 1]
+
+
+def test_a_batch_with_errors_is_a_warning(batches: Runner, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "pairbus.syphon"):
+        batches.run(MOVED)
+        batches.run(QueueSummary(0, error="lost"))
+    levels = [record.levelno for record in caplog.records if record.getMessage().startswith("batch ")]
+    assert levels == [logging.INFO, logging.WARNING]
+
+
 def test_queues_are_in_order(batches: Runner) -> None:
     """Whichever task ended first."""
     batches.run(QueueSummary(2), QueueSummary(0), QueueSummary(1))
@@ -230,7 +247,10 @@ def test_a_running_batch_can_be_waited_for(batches: Runner) -> None:
     assert batches.runner.is_running
     assert batches.runner.idle_seconds() == 0.0
     assert not batches.runner.wait_until_idle(0.05)
+    waiting = threading.Thread(target=batches.runner.wait_until_idle, args=(120,))
+    waiting.start()
     go_on.set()
-    assert batches.runner.wait_until_idle(60)
-    thread.join(60)
+    for each in (thread, waiting):
+        each.join(60)
+        assert not each.is_alive()
     assert batches.runner.idle_seconds() > 0

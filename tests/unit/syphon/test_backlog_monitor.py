@@ -134,6 +134,11 @@ class TestSchedule:
         schedule.make_due()
         assert schedule.is_due(1000.0)
 
+    def test_the_idle_interval_may_be_longer_than_any_pause(self) -> None:
+        schedule = PollSchedule(idle_interval=600.0, backoff=Backoff(1.0, 120.0))
+        schedule.answered({0: 0}, at=1000.0)
+        assert [schedule.is_due(now) for now in (1000.0, 1599.0, 1600.0)] == [False, False, True]
+
     def test_a_clock_that_was_set_back_puts_no_query_off(self, schedule: PollSchedule) -> None:
         schedule.answered({0: 0}, at=100_000.0)
         assert not schedule.is_due(100_000.0)
