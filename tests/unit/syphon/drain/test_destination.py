@@ -442,7 +442,7 @@ def test_a_batch_has_five_hundred_messages_at_most() -> None:
     roomy = SendWindow(1000)
     roomy.limit = 1000
     made, sender, _ = destination_with(*(message(number, size=10) for number in range(600)), window=roomy)
-    sender.most_bytes, sender.credit = 2**20, 10
+    sender.max_message_bytes, sender.credit = 2**20, 10
     made.on_credit()
     assert [len(batch) for batch in sender.pending] == [500, 100]
 
