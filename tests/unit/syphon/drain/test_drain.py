@@ -201,6 +201,17 @@ def test_the_budget_does_not_cut_the_wait_for_order_short(scripted: Scripted) ->
     assert time.monotonic() - began > 1.4
 
 
+def test_a_queue_that_seems_empty_is_not_called_so_while_messages_are_locked(scripted: Scripted) -> None:
+    """The budget is over before they can be received."""
+
+    def script(drain: Drain) -> EndReason:
+        drain.locked.pass_ended(asyncio.get_running_loop().time(), 0.2, [(2, None)], unseen=False)
+        return EndReason.EMPTY
+
+    summary = scripted(script, budget=0.05)
+    assert not summary.empty
+
+
 def test_a_stop_cuts_the_wait_for_order_short(scripted: Scripted) -> None:
     """Someone waits for the process to end."""
     began = time.monotonic()
