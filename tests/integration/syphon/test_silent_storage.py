@@ -210,7 +210,7 @@ def test_a_run_that_cannot_be_begun_or_ended_is_not_waited_for(
 _PROCESS = """
 import asyncio, threading
 from pairbus.runtime import bounded_call
-from pairbus.syphon.drain.journal_batcher import Writer
+from pairbus.syphon.drain.journal_batcher import JournalWriter
 
 class Silent:
     def prepare(self): threading.Event().wait()
@@ -219,7 +219,7 @@ class Silent:
 async def main():
     bounded_call.JOURNAL_SECONDS = 0.2
     try:
-        await Writer(Silent()).prepare()
+        await JournalWriter(Silent()).prepare()
     except TimeoutError as error:
         print(error)
 
