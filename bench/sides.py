@@ -154,7 +154,7 @@ async def _bare(ground: Ground, count: int) -> None:
         passing = _PassThrough(count)
         passing.sender = await home.sender(DESTINATION, passing)
         passing.receiver = await backlog.receiver(path, passing)
-        backlog.on_turn = passing.replenish
+        backlog.on_input_handled = passing.replenish
         passing.replenish()
         await passing.done
     finally:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pairbus.domain.outcome import Head
-from pairbus.syphon.journal.folding import SILENCE_SECONDS, Fold, JournalFolder, read_parts
+from pairbus.syphon.journal.folding import STALE_SECONDS, Fold, JournalFolder, read_parts
 from pairbus.syphon.journal.journal import Journal, open_journal
 from pairbus.syphon.journal.storage import join
 
@@ -66,7 +66,7 @@ def begun(root: str, run: str, previous: str | None = None) -> JournalFolder:
     return journals
 
 
-def age(folder: Path, seconds: float = 2 * SILENCE_SECONDS) -> None:
+def age(folder: Path, seconds: float = 2 * STALE_SECONDS) -> None:
     """Make every file in a folder older."""
     for path in folder.rglob("*"):
         changed = path.stat().st_mtime - seconds

@@ -86,15 +86,15 @@ class QueueSummary:
     #: Billable operations: receives, sends, settlements, further 64 KB.
     operations: int = 0
     seconds: float = 0.0
-    #: Whether nothing was left at the end but what is held back; of what was there first, if only that was wanted.
+    #: True if the queue, or the goal of the drain, held nothing at the end but held messages.
     empty: bool = False
     held_for: tuple[HeldCount, ...] = ()
-    #: What kept it from going on, if anything did.
+    #: The error that ended the drain, if there was one.
     error: str | None = None
 
 
 def held_over(queues: Iterable[QueueSummary]) -> tuple[HeldCount, ...]:
-    """What is held back, over several queues, by destination and reason."""
+    """Return the held messages of several queues, counted by destination and reason."""
     counts: Counter[tuple[str, str]] = Counter()
     for held in (held for each in queues for held in each.held_for):
         counts[held.destination, held.reason] += held.count

@@ -157,6 +157,29 @@ def test_a_token_that_ends_while_another_is_waited_for_is_not_given(
     assert means(raised.value) is Meaning.OUTAGE
 
 
+def test_without_threads_the_credential_is_called_on_the_callers_thread(
+    credential: Informing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its token is kept as any other; without a deadline, since there is no thread to leave behind."""
+    ask = deadline_credential(credential).get_token
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", start)
+        assert ask(SCOPE).token == "eyJ0.eyJ1.secret1"
+    monkeypatch.setattr(module, "_RENEWAL_SECONDS", 0.0)
+    credential.hold()
+    assert ask(SCOPE).token == "eyJ0.eyJ1.secret1"
+
+
+def test_private_attributes_of_a_credential_are_not_handed_on(credential: Informing) -> None:
+    """Else copying an object that is not made yet would never end."""
+    credential._cache = "x"  # type: ignore[attr-defined]
+    assert not hasattr(deadline_credential(credential), "_cache")
+
+
 def test_it_shows_no_token(credential: Informing) -> None:
     """Neither its `repr` nor its text, while it holds one."""
     patient = deadline_credential(credential)

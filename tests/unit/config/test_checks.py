@@ -189,6 +189,12 @@ def test_indexes_below_the_most() -> None:
     assert str(MAX_QUEUES) in problem(lambda problems: checks.queues(f"0,{MAX_QUEUES}", "queues", problems))
 
 
+@pytest.mark.parametrize("given", ["1,4-0", [MAX_QUEUES], [-1], [], [1, True], "", "1,", 0, MAX_QUEUES + 1, 1.0, None])
+def test_what_are_no_indexes(given: Any) -> None:
+    """A range backwards beside a right index, an index out of range, no index at all, and no number."""
+    assert problem(lambda problems: checks.queues(given, "queues", problems)).startswith("queues must be ")
+
+
 # --- folders ---------------------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -140,7 +141,7 @@ def test_a_failed_call_leaves_no_cycle_behind() -> None:
         raise ValueError("broken")
 
     held = Held()
-    gone = weakref.ref(held)
+    freed = weakref.ref(held)
     gc.collect()
     gc.disable()
     try:
@@ -150,7 +151,7 @@ def test_a_failed_call_leaves_no_cycle_behind() -> None:
         for thread in threading.enumerate():
             if thread.name == NAME:
                 thread.join(30)
-        assert gone() is None
+        assert freed() is None
     finally:
         gc.enable()
 
@@ -316,6 +317,28 @@ async def test_a_call_that_is_given_up_before_its_turn_is_never_made(released: t
     await thread.call(lambda: made.append("next"))
     thread.close()
     assert made == ["next"]
+
+
+async def test_an_idle_thread_keeps_nothing_of_its_last_call() -> None:
+    """The rows of a journal's last write would stay in memory until the next one."""
+
+    class Held:
+        pass
+
+    held = Held()
+    freed = weakref.ref(held)
+    thread = CallThread(NAME)
+    await thread.call(lambda kept=held: None)  # type: ignore[misc]
+    del held
+    await asyncio.get_running_loop().run_in_executor(None, wait_until_freed, freed)
+    thread.close()
+
+
+def wait_until_freed(reference: weakref.ref[Any]) -> None:
+    ends = time.monotonic() + 10
+    while reference() is not None:
+        assert time.monotonic() < ends, "the call is still referred to"
+        time.sleep(0.01)
 
 
 async def test_a_thread_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

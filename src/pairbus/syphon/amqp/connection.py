@@ -58,7 +58,7 @@ class Connection(asyncio.Protocol):
         self.namespace = namespace
         self.loop = asyncio.get_running_loop()
         #: Called once after the events of all input that arrived together.
-        self.on_turn: Callable[[], None] | None = None
+        self.on_input_handled: Callable[[], None] | None = None
         #: False while the socket's write buffer is full.
         self.writable = True
         #: The reason why the connection has ended.
@@ -165,8 +165,8 @@ class Connection(asyncio.Protocol):
         for link in list(self._links.values()):
             link.fail(error)
         self._cbs.close(error)
-        if self.on_turn is not None:
-            self.on_turn()
+        if self.on_input_handled is not None:
+            self.on_input_handled()
 
     # --- links -------------------------------------------------------------------------------------------------------
 
@@ -232,8 +232,8 @@ class Connection(asyncio.Protocol):
         self.writable = True
         for link in list(self._links.values()):
             link.on_flow()
-        if self.on_turn is not None:
-            self.on_turn()
+        if self.on_input_handled is not None:
+            self.on_input_handled()
 
     def pause_reading(self) -> None:
         """Stop reading from the socket."""
@@ -263,8 +263,8 @@ class Connection(asyncio.Protocol):
                 break
             view = view[taken:]
         self._dispatch_events()
-        if self.on_turn is not None:
-            self.on_turn()
+        if self.on_input_handled is not None:
+            self.on_input_handled()
         self._flush()
 
     def _dispatch_events(self) -> None:

@@ -91,7 +91,7 @@ class Link:
         self.closed: LinkError | None = None
 
     @property
-    def most_bytes(self) -> int:
+    def max_message_bytes(self) -> int:
         """The size of the largest message that the peer takes; 0 if it set no limit."""
         return int(lib.pn_link_remote_max_message_size(self.pointer))
 

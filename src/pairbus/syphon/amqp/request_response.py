@@ -51,7 +51,7 @@ class RequestClient:
     def __init__(self, connection: Connection, address: str) -> None:
         self._connection = connection
         self._address = address
-        self._reply_to = f"pairbus-{uuid.uuid4()}"
+        self._reply_to = ""
         #: Request id -> the response, while the caller waits for it.
         self._pending: dict[str, asyncio.Future[Response]] = {}
         self._links: asyncio.Task[tuple[Sender, Receiver]] | None = None
@@ -65,6 +65,8 @@ class RequestClient:
         return self._links
 
     async def _open(self, timeout: float) -> tuple[Sender, Receiver]:
+        # A new name each time: the peer may still have a link of the earlier one.
+        self._reply_to = f"pairbus-{uuid.uuid4()}"
         receiver, sender = await asyncio.gather(
             self._connection.receiver(self._address, self, timeout=timeout, name=self._reply_to),
             self._connection.sender(self._address, self, timeout=timeout),
@@ -160,7 +162,10 @@ class RequestClient:
             pending.set_exception(error)
 
     def on_closed(self, error: LinkError) -> None:
-        self._links = self._receiver = None
+        links, self._links, self._receiver = self._links, None, None
+        if links is not None and links.done() and not links.cancelled() and links.exception() is None:
+            for link in links.result():  # one is closed already; it is useless without the other
+                link.close()
         self.fail_pending(error)
 
     def on_confirmed(self, context: Any, state: int, error: LinkError | None) -> None: ...

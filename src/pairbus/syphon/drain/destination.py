@@ -152,7 +152,7 @@ class Destination:
         if sender is None or not waiting:
             return
         credit = sender.credit
-        most = sender.most_bytes or _NO_LIMIT
+        most = sender.max_message_bytes or _NO_LIMIT
         now = sender.loop_time()
         while credit > 0 and waiting and (room := self._window.room(self._in_flight, self._bytes_in_flight)) > 0:
             following = waiting[0]

@@ -124,7 +124,7 @@ class DrainPass:
     async def _connect_backlog(self, path: str) -> Receiver:
         timeout = self._options.answer_timeout
         self._connection = await Connection.open(self._drain.secondary, timeout=timeout)
-        self._connection.on_turn = self._turn
+        self._connection.on_input_handled = self._turn
         await self._connection.authorize(path, timeout=timeout)
         return await self._connection.receiver(path, self, timeout=timeout)
 

@@ -46,7 +46,7 @@ class Host:
         self._lock = asyncio.Lock()
         self._connection: Connection | None = None
         self._error: LinkError | None = None
-        self.on_turn: Callable[[], None] | None = None
+        self.on_input_handled: Callable[[], None] | None = None
 
     def token_path(self, path: str) -> str:
         """Return the entity that needs a token: partitions of an event hub share the hub's."""
@@ -68,7 +68,7 @@ class Host:
                 except LinkError as error:
                     self._error = error
                     raise
-                self._connection.on_turn = self.on_turn
+                self._connection.on_input_handled = self.on_input_handled
             return self._connection
 
     @property
@@ -84,14 +84,14 @@ class Host:
 class RoutingTable:
     """The hosts and destinations of one pass."""
 
-    def __init__(self, drain: Drain, events: DeliveryEvents, on_turn: Callable[[], None]) -> None:
+    def __init__(self, drain: Drain, events: DeliveryEvents, on_input_handled: Callable[[], None]) -> None:
         timeout = drain.options.answer_timeout
         self.primary = Host(drain.primary, timeout)
         self._hosts: dict[str | None, Host] = {None: self.primary, drain.primary.host.lower(): self.primary}
         if drain.event_hubs is not None:
             self._hosts[drain.event_hubs.host.lower()] = Host(drain.event_hubs, timeout, event_hubs=True)
         for host in self._hosts.values():
-            host.on_turn = on_turn
+            host.on_input_handled = on_input_handled
         self._drain = drain
         self._events = events
         #: Destinations by namespace and path as envelopes spell them, and once each by host and path in lower case.

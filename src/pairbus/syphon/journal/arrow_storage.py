@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .segments import SegmentWriter
-from .storage_port import TEMPORARY, FileEntry, JournalWriter, errors_naming
+from .storage_port import TEMPORARY, FileEntry, FrameWriter, errors_naming
 
 
 class ArrowStorage:
@@ -36,7 +36,7 @@ class ArrowStorage:
     def location(self, name: str) -> str:
         return f"{self._folder}/{name}" if name else self._folder
 
-    def new_journal(self, new_name: Callable[[], str]) -> JournalWriter:
+    def new_journal(self, new_name: Callable[[], str]) -> FrameWriter:
         return SegmentWriter(self, new_name)
 
     def folders(self) -> list[str]:

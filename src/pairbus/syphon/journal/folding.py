@@ -49,7 +49,7 @@ from .storage import join, split, storage_at
 log = logging.getLogger("pairbus.syphon.folding")
 
 #: Seconds without a change after which a run, or a journal, is taken for dead.
-SILENCE_SECONDS = 3600.0
+STALE_SECONDS = 3600.0
 #: Seconds without a change after which a killed run has no message locked any more: a drain begins with a write, lasts
 #: a minute unless it goes on writing, and its locks end a minute later.
 _LOCKED_SECONDS = 150.0
@@ -181,7 +181,7 @@ class JournalFolder:
         now = self._storage_time(runs.pop(own, None))
         unfinished = [run for run in runs.values() if run.files and not run.has(DONE)]
         return any(
-            run.name == previous or (not _is_silent(run.changed_at, now, _LOCKED_SECONDS) and self._is_dead(run))
+            run.name == previous or (not _is_stale(run.changed_at, now, _LOCKED_SECONDS) and self._is_dead(run))
             for run in unfinished
         )
 
@@ -287,7 +287,7 @@ class JournalFolder:
 
     def _is_over(self, run: RunState, now: int) -> bool:
         """Return True if the process of a run is taken for dead."""
-        if _is_silent(run.changed_at, now):
+        if _is_stale(run.changed_at, now):
             return True
         # Two containers may share a host name. A run wrongly taken for dead is harmless only where plans are exclusive.
         return self._storage.publishes_exclusively and self._is_dead(run)
@@ -336,10 +336,10 @@ class JournalFolder:
             log.error("%s is damaged: frames behind byte %d are not read, and the file is kept", path, extent.end)
         if extent.has_rows:
             return Stretch(journal, position.end if position else 0, extent.end, extent.finished)
-        if extent.finished or (not extent.damaged and _is_silent(run.journal_changed_at(journal), now)):
+        if extent.finished or (not extent.damaged and _is_stale(run.journal_changed_at(journal), now)):
             run.delete_journal(journal)
         return None
 
 
-def _is_silent(changed_at: int | None, now: int, seconds: float = SILENCE_SECONDS) -> bool:
+def _is_stale(changed_at: int | None, now: int, seconds: float = STALE_SECONDS) -> bool:
     return changed_at is not None and now - changed_at > seconds * _NANOSECONDS

@@ -22,7 +22,7 @@ TEST_DATA = bytes(64 * 1024)
 
 
 class GrowingFileWriter:
-    """A `JournalWriter` that appends to a file and syncs it.
+    """A `FrameWriter` that appends to a file and syncs it.
 
     After an error it cuts the file back to its last whole frame, and the next frame goes to a new file. It never
     continues the old one: a reader may have seen the frame that could not be made durable.

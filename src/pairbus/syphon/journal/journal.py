@@ -28,7 +28,7 @@ from .growing_file import GrowingFile
 from .row_format import SCHEMA, RowEncoder, decode_rows
 from .segments import SegmentFolder
 from .storage import split, storage_at
-from .storage_port import JournalWriter, Storage, StoredJournal
+from .storage_port import FrameWriter, Storage, StoredJournal
 
 log = logging.getLogger("pairbus.syphon.journal")
 
@@ -56,7 +56,7 @@ def open_journal(folder: str, head: Head) -> Journal:
 class Journal:
     """The journal of one attempt to drain one queue. Its methods block, and are called one at a time."""
 
-    def __init__(self, head: Head, writer: JournalWriter) -> None:
+    def __init__(self, head: Head, writer: FrameWriter) -> None:
         self._encoder = RowEncoder(head)
         self._writer = writer
         self._closed = False

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from .growing_file import GrowingFileWriter, write_all
 from .segments import SegmentWriter
-from .storage_port import TEMPORARY, FileEntry, JournalWriter, errors_naming
+from .storage_port import TEMPORARY, FileEntry, FrameWriter, errors_naming
 
 _UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM}
 
@@ -27,7 +27,7 @@ class LocalStorage:
     def location(self, name: str) -> str:
         return os.path.join(self._folder, name)
 
-    def new_journal(self, new_name: Callable[[], str]) -> JournalWriter:
+    def new_journal(self, new_name: Callable[[], str]) -> FrameWriter:
         return GrowingFileWriter(self, new_name)
 
     def folders(self) -> list[str]:
@@ -142,7 +142,7 @@ class MountStorage(LocalStorage):
 
     publishes_exclusively = False
 
-    def new_journal(self, new_name: Callable[[], str]) -> JournalWriter:
+    def new_journal(self, new_name: Callable[[], str]) -> FrameWriter:
         return SegmentWriter(self, new_name)
 
     def _sync(self, descriptor: int) -> None:

@@ -51,7 +51,7 @@ class ProcessMark:
 def process_birth(pid: int) -> str | None:
     """Return the boot and the clock tick in which a process began; None where /proc does not tell them.
 
-    Unlike the process id alone, that is never used twice. In containers ids repeat: the main process of each is 1.
+    With the process id it names one process. The id alone is used again: in every container the first process is 1.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

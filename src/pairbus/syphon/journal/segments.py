@@ -21,7 +21,7 @@ _TEST_FILE = "probe"
 
 
 class SegmentWriter:
-    """A `JournalWriter` that writes each frame as a file of its own. After an error it skips the number that failed."""
+    """A `FrameWriter` that writes each frame as a file of its own. After an error it skips the number that failed."""
 
     def __init__(self, storage: Storage, new_name: Callable[[], str]) -> None:
         self._storage = storage

@@ -40,7 +40,7 @@ class Extent:
     damaged: bool = False
 
 
-class JournalWriter(Protocol):
+class FrameWriter(Protocol):
     """The frames of one journal on their way to storage. Blocking; errors are OSErrors that name the path."""
 
     def prepare(self) -> None:
@@ -117,7 +117,7 @@ class Storage(Protocol):
         Storage that cannot look and remove in one step does so only if `unused`: no process writes there any more.
         """
 
-    def new_journal(self, new_name: Callable[[], str]) -> JournalWriter:
+    def new_journal(self, new_name: Callable[[], str]) -> FrameWriter:
         """Return a writer for a new journal. It calls `new_name` for each file or folder that it starts."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -17,6 +18,7 @@ from pairbus.runtime.backoff import Backoff
 from pairbus.syphon.amqp import cbs
 from pairbus.syphon.amqp.cbs import Token, token_for
 from pairbus.syphon.amqp.link import LinkError
+from pairbus.syphon.amqp.request_response import RequestRefused
 from tests.integration.sending.test_credentials import Entra
 from tests.support.amqp_connections import LinkEvents, connected, plain_namespace, until
 from tests.support.process_fixtures import key_of, sas_token
@@ -139,3 +141,84 @@ async def test_a_renewal_that_fails_is_tried_again(
     assert "the token for q could not be renewed" in caplog.text
     assert "next attempt in 0.05 s" in caplog.text
     assert "hunter2" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "condition", "kind"),
+    [
+        ({"grant": 404}, "amqp:not-found", RequestRefused),
+        ({"grant": 410}, "amqp:resource-deleted", RequestRefused),
+        ({"grant": 400}, "com.microsoft:auth-failed", LinkError),
+        ({"grant": 401}, "amqp:unauthorized-access", RequestRefused),
+        ({"grant": 503}, "com.microsoft:server-busy", RequestRefused),
+        ({"grant": b"\x00\x53\x77\xff"}, "amqp:internal-error", LinkError),
+        ({"refuse_cbs": ("amqp:not-found", "no such node")}, "amqp:internal-error", LinkError),
+    ],
+)
+async def test_the_condition_of_a_token_that_is_not_accepted(
+    answer: dict[str, Any], condition: str, kind: type[LinkError]
+) -> None:
+    """It names a missing entity only if the response does. A refused token and a broken node are no missing entity."""
+    with Peer(**answer) as peer:
+        async with connected(peer.namespace) as connection:
+            with pytest.raises(LinkError) as raised:
+                await connection.authorize("q", timeout=30.0)
+    assert raised.value.condition == condition
+    assert type(raised.value) is kind
+
+
+async def test_no_token_is_renewed_after_the_end_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timer of the renewal ends with the connection, and nothing is logged."""
+    calls: list[str] = []
+
+    def short_token(namespace: Namespace, path: str, *, event_hubs: bool = False) -> Token:
+        calls.append(path)
+        return Token("text", "jwt", time.time() + 1.0)
+
+    monkeypatch.setattr(cbs, "token_for", short_token)
+    with Peer() as peer:
+        async with connected(peer.namespace) as connection:
+            await connection.authorize("q", timeout=30.0)
+        await asyncio.sleep(1.2)  # longer than the time to the renewal
+    assert calls == ["q"]
+
+
+async def test_a_second_authorization_replaces_the_renewal_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One timer for each entity, however often a link to it is opened."""
+    calls: list[str] = []
+
+    def token(namespace: Namespace, path: str, *, event_hubs: bool = False) -> Token:
+        calls.append(path)
+        return Token("text", "jwt", time.time() + (1.0 if len(calls) <= 3 else 1000.0))
+
+    monkeypatch.setattr(cbs, "token_for", token)
+    with Peer() as peer:
+        async with connected(peer.namespace) as connection:
+            for _ in range(3):
+                await connection.authorize("q", timeout=30.0)
+            await until(lambda: len(calls) == 4)
+            await asyncio.sleep(0.5)
+    assert len(calls) == 4
+
+
+def test_a_shared_access_signature_is_passed_on_with_its_expiry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The expiry is read from it; one without an expiry counts as valid for the default lifetime."""
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    for text, expires_at in (("SharedAccessSignature sr=x&se=1700&sig=y", 1700.0), ("opaque", 4600.0)):
+        namespace = Namespace("contoso.servicebus.windows.net", credential=AzureSasCredential(text))
+        assert token_for(namespace, "q") == Token(text, "servicebus.windows.net:sastoken", expires_at)
+
+
+@pytest.mark.parametrize("event_hubs", [False, True])
+def test_a_token_of_entra_has_the_scope_of_its_service(event_hubs: bool) -> None:
+    """Service Bus and Event Hubs have their own."""
+    scopes: list[str] = []
+
+    class Recording(Entra):
+        def get_token(self, *given: str, **kwargs: Any) -> Any:
+            scopes.extend(given)
+            return super().get_token(*given, **kwargs)
+
+    namespace = Namespace("contoso.servicebus.windows.net", credential=Recording())
+    assert token_for(namespace, "q", event_hubs=event_hubs).kind == "jwt"
+    assert scopes == [f"https://{'eventhubs' if event_hubs else 'servicebus'}.azure.net/.default"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from proton import Delivery
 
-from pairbus.syphon.amqp.link import ACCEPTED, ConnectionLost, LinkError
+from pairbus.syphon.amqp.link import ACCEPTED, NO_OUTCOME, ConnectionLost, LinkError
 from pairbus.syphon.amqp.message_format import batch_head
 from tests.support.amqp_connections import LinkEvents, connected, until
 from tests.support.scripted_peer import Peer
@@ -72,3 +73,99 @@ async def test_each_frame_of_a_batch_has_its_message_format() -> None:
                 formats.setdefault(tag, set()).add(number)
         assert sorted(map(sorted, formats.values())) == [[0]] * 4 + [[0x80013700]] * 2
         assert len(peer.transfers) > 40
+
+
+async def test_a_sender_has_no_credit_while_the_socket_is_full() -> None:
+    """Once the socket takes output again, every sender is called for more, and then the connection's owner."""
+    calls: list[str] = []
+
+    class Recording(LinkEvents):
+        def on_credit(self) -> None:
+            calls.append("credit")
+
+    with Peer() as peer:
+        async with connected(peer.namespace) as connection:
+            sender = await connection.sender("q", Recording(), timeout=30.0)
+            await until(lambda: sender.credit)
+            connection.on_input_handled = lambda: calls.append("turn")
+            calls.clear()
+            connection.pause_writing()
+            assert sender.credit == 0
+            connection.resume_writing()
+            assert sender.credit == 100
+            assert calls == ["credit", "turn"]
+
+
+async def test_a_link_that_this_side_closed_gets_no_callback() -> None:
+    """Nor credit, though the connection goes on."""
+    events = LinkEvents()
+    with Peer(lambda peer, delivery, payload: None) as peer:
+        async with connected(peer.namespace) as connection:
+            sender = await connection.sender("q", events, timeout=30.0)
+            await until(lambda: sender.credit)
+            sender.send(b"\x00\x53\x75\xa0\x00", "it")
+            assert sender.oldest_unanswered() == "it"
+            sender.close()
+            sender.close()
+            assert sender.credit == 0
+            await connection.sender("q", LinkEvents(), timeout=30.0)  # a round trip
+            assert connection.lost is None
+    assert (events.outcomes, events.closed) == ([], [])
+
+
+async def test_outcomes_that_were_given_up_are_ignored() -> None:
+    """The owner has counted them as unknown already."""
+    deliveries: list[tuple[Peer, Any]] = []
+
+    def answer(peer: Peer, delivery: Any, payload: bytes) -> None:
+        deliveries.append((peer, delivery))
+        if len(deliveries) == 2:
+            for each, waiting in deliveries:
+                each.settle(waiting, Delivery.ACCEPTED)
+
+    events = LinkEvents()
+    with Peer(answer) as peer:
+        async with connected(peer.namespace) as connection:
+            sender = await connection.sender("q", events, timeout=30.0)
+            await until(lambda: sender.credit)
+            sender.send(b"\x00\x53\x75\xa0\x00", "first")
+            assert sender.abandon_unanswered() == ["first"]
+            assert sender.oldest_unanswered() is None
+            sender.send(b"\x00\x53\x75\xa0\x00", "second")
+            await until(lambda: events.outcomes)
+    assert events.outcomes == [("second", ACCEPTED, None)]
+
+
+@pytest.mark.parametrize(
+    ("state", "given", "condition", "text"),
+    [
+        (Delivery.REJECTED, ("amqp:not-allowed", "not here"), "amqp:not-allowed", "not here"),
+        (Delivery.REJECTED, None, None, "the outcome was rejected"),
+        (Delivery.RELEASED, None, None, "the outcome was released"),
+        (Delivery.MODIFIED, None, None, "the outcome was modified"),
+        (None, None, None, "the outcome was none"),
+    ],
+)
+async def test_the_error_of_an_outcome(
+    state: Any, given: tuple[str, str] | None, condition: str | None, text: str
+) -> None:
+    """The peer's condition and description, or the name of the outcome if it gave none."""
+    events = LinkEvents()
+    with Peer(lambda peer, delivery, payload: peer.settle(delivery, state, given)) as peer:
+        async with connected(peer.namespace) as connection:
+            sender = await connection.sender("q", events, timeout=30.0)
+            await until(lambda: sender.credit)
+            sender.send(b"\x00\x53\x75\xa0\x00", "it")
+            await until(lambda: events.outcomes)
+    ((context, found, error),) = events.outcomes
+    assert (context, found) == ("it", int(state or NO_OUTCOME))
+    assert error is not None
+    assert (error.condition, error.description) == (condition, text)
+
+
+def test_the_text_of_a_link_error() -> None:
+    """Its condition and description, as far as there are any."""
+    assert str(LinkError("amqp:not-found", "no such thing")) == "amqp:not-found: no such thing"
+    assert str(LinkError(None, "no such thing")) == "no such thing"
+    assert str(LinkError("amqp:not-found", None)) == "amqp:not-found"
+    assert str(LinkError(None, None)) == "no reason given"

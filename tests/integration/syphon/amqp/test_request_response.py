@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from proton import Delivery, Message
+from proton import Delivery, Endpoint, Message
 
 from pairbus.syphon.amqp.connection import Connection
 from pairbus.syphon.amqp.link import LinkError
@@ -35,9 +35,12 @@ async def responses(answer: Callable[[Peer, Any, bytes], None], times: int = 1) 
 def respond(peer: Peer, delivery: Any, payload: bytes) -> None:
     """Settle a request, and send some bytes as its response."""
     peer.settle(delivery, Delivery.ACCEPTED)
-    link = delivery.connection.link_head(0)
-    while link.is_receiver or link.remote_source.address != NODE:
-        link = link.next(0)
+    each, link = delivery.connection.link_head(0), None
+    while each is not None:
+        if not each.is_receiver and each.remote_source.address == NODE:
+            link = each  # the last one: those before it are closed
+        each = each.next(0)
+    assert link is not None
     link.delivery(f"answer-{len(peer.payloads)}")
     link.stream(payload)
     link.advance()
@@ -117,3 +120,54 @@ async def test_a_request_that_is_rejected_as_a_message() -> None:
     refused = ("amqp:not-allowed", "not here")
     with pytest.raises(LinkError, match="not here"):
         await responses(lambda peer, delivery, payload: peer.settle(delivery, Delivery.REJECTED, refused))
+
+
+async def test_a_request_without_a_response_ends_with_its_deadline() -> None:
+    """The error names the node and the deadline; a response that comes later is ignored, and the next one is not."""
+    late: list[tuple[Any, bytes]] = []
+
+    def answer(peer: Peer, delivery: Any, payload: bytes) -> None:
+        late.append((delivery, payload))
+        if len(late) > 1:
+            for each in late:
+                response_with(200)(peer, *each)
+
+    with Peer(answer, credit=1000) as peer:
+        connection = await Connection.open(peer.namespace, timeout=30.0)
+        try:
+            requests = RequestClient(connection, NODE)
+            with pytest.raises(LinkError, match=r"orders/.management did not answer within 0\.3 s") as raised:
+                await requests.request({"operation": "look"}, {"at": 1}, "it", 0.3)
+            assert raised.value.condition == "com.microsoft:timeout"
+            assert await requests.request({"operation": "look"}, {"at": 2}, "it", LONG) == {"at": 2}
+        finally:
+            await connection.close()
+
+
+async def test_the_links_are_opened_again_after_the_node_closed_them() -> None:
+    """The request that was under way fails, the next one gets its response, and no link of the first pair stays."""
+    received: list[bytes] = []
+    open_links: list[bool] = []
+
+    def answer(peer: Peer, delivery: Any, payload: bytes) -> None:
+        received.append(payload)
+        if len(received) == 1:
+            peer.close(delivery.link, "amqp:link:detach-forced", "idle")
+        else:
+            link = delivery.connection.link_head(Endpoint.REMOTE_ACTIVE)
+            while link is not None:
+                if NODE in (link.remote_source.address, link.remote_target.address):
+                    open_links.append(link.is_receiver)
+                link = link.next(Endpoint.REMOTE_ACTIVE)
+            response_with(200)(peer, delivery, payload)
+
+    with Peer(answer, credit=1000) as peer:
+        connection = await Connection.open(peer.namespace, timeout=30.0)
+        try:
+            requests = RequestClient(connection, NODE)
+            with pytest.raises(LinkError, match="idle"):
+                await requests.request({"operation": "look"}, {"at": 1}, "it", LONG)
+            assert await requests.request({"operation": "look"}, {"at": 2}, "it", LONG) == {"at": 2}
+        finally:
+            await connection.close()
+    assert sorted(open_links) == [False, True]

@@ -70,7 +70,7 @@ def test_a_drain_with_a_wrong_key_shows_no_secret(
 @pytest.mark.parametrize(
     ("closed", "condition"),
     [
-        ("link", "amqp:internal-error"),  # conditions of one message: see test_poison
+        ("link", "amqp:internal-error"),  # a link closed with a condition of one message: see test_poison
         *itertools.product(
             ["session", "connection"],
             ["amqp:link:message-size-exceeded", "amqp:not-allowed", "amqp:decode-error", "amqp:internal-error"],

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pairbus.syphon.journal.folding import SILENCE_SECONDS, JournalFolder, read_parts
+from pairbus.syphon.journal.folding import STALE_SECONDS, JournalFolder, read_parts
 from pairbus.syphon.journal.local_storage import LocalStorage
 from pairbus.syphon.journal.row_format import SCHEMA
 from pairbus.syphon.journal.storage import split, storage_at
@@ -117,7 +117,7 @@ def test_an_open_journal_is_deleted_after_an_hour_without_a_change(tmp_path: Pat
     journal = new_journal(root, "a")
     journal.write(rows(1))
     fold_all(folder, ledger)
-    age(tmp_path / "a", SILENCE_SECONDS - 60)
+    age(tmp_path / "a", STALE_SECONDS - 60)
     assert folder.plan() == []
     assert len(list((tmp_path / "a").glob("*.journal"))) == 1
     age(tmp_path / "a", 120)

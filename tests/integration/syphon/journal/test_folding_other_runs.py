@@ -14,7 +14,7 @@ import pytest
 
 from pairbus.syphon.journal import process_mark
 from pairbus.syphon.journal import storage as storage_module
-from pairbus.syphon.journal.folding import SILENCE_SECONDS, JournalFolder
+from pairbus.syphon.journal.folding import STALE_SECONDS, JournalFolder
 from pairbus.syphon.journal.storage import storage_at
 from tests.support.folding import MemoryLedger, age, begun, ended_process, fold_all, kill, new_journal
 from tests.support.journal_rows import mock_root, rows
@@ -74,7 +74,7 @@ def test_a_run_without_a_change_for_an_hour_is_folded_and_deleted(tmp_path: Path
     new_journal(root, "b").write(rows(1))
     folder = begun(root, "a")
     assert folder.plan() == []
-    age(tmp_path / "b", SILENCE_SECONDS - 60)
+    age(tmp_path / "b", STALE_SECONDS - 60)
     assert folder.plan() == []
     age(tmp_path / "b", 120)
     assert fold_all(folder, ledger) == 1
@@ -112,7 +112,7 @@ def test_a_clock_that_is_ahead_takes_no_run_for_dead(tmp_path: Path) -> None:
     root = str(tmp_path)
     begun(root, "b")
     new_journal(root, "b").write(rows(1))
-    journals = JournalFolder(root, clock=lambda: time.time() + 10 * SILENCE_SECONDS)
+    journals = JournalFolder(root, clock=lambda: time.time() + 10 * STALE_SECONDS)
     journals.begin("a", None)
     assert journals.plan() == []
 
@@ -144,7 +144,7 @@ def test_where_plans_are_not_exclusive_a_killed_run_is_folded_after_an_hour(
     folder = begun(root, "k")
     assert folder.plan() == []
     for path in [*(tmp_path / "z").rglob("*"), tmp_path / "z"]:
-        os.utime(path, (path.stat().st_mtime - SILENCE_SECONDS - 60,) * 2)
+        os.utime(path, (path.stat().st_mtime - STALE_SECONDS - 60,) * 2)
     assert [fold.run for fold in folder.plan()] == ["z"]
 
 

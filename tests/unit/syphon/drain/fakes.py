@@ -107,7 +107,7 @@ class FakeSender:
     def __init__(self, events: Any) -> None:
         self.events = events
         self.credit = 1000
-        self.most_bytes = 0
+        self.max_message_bytes = 0
         self.accepts = True
         self.sent: list[int] = []
         self.pending: list[Any] = []
@@ -152,7 +152,7 @@ class FakeConnection:
         self.namespace = namespace
         self.is_paused = False
         self.lost: ConnectionLost | None = None
-        self.on_turn: Callable[[], None] = lambda: None
+        self.on_input_handled: Callable[[], None] = lambda: None
 
     async def authorize(self, path: str, timeout: float) -> None: ...
 
@@ -223,7 +223,7 @@ class PassRun:
 
     def turn(self) -> None:
         for connection in self.connections.values():
-            connection.on_turn()
+            connection.on_input_handled()
 
     async def sent(self, path: str, count: int = 1) -> FakeSender:
         """Return the destination's link once it has sent so many messages."""

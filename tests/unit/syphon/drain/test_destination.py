@@ -21,7 +21,7 @@ class FakeSender:
 
     def __init__(self, credit: int = 0) -> None:
         self.credit = credit
-        self.most_bytes = 1000
+        self.max_message_bytes = 1000
         self.now = 0.0
         self.pending: list[Any] = []
         self.closed = False
@@ -36,7 +36,7 @@ class FakeSender:
 
     def send_batch(self, head: bytes, messages: list[bytes], context: Any) -> None:
         assert self.credit > 0
-        assert len(head) + sum(map(len, messages)) <= self.most_bytes
+        assert len(head) + sum(map(len, messages)) <= self.max_message_bytes
         self.credit -= 1
         self.pending.append(context)
 
@@ -219,7 +219,7 @@ def test_few_large_messages_are_in_flight(condition: str) -> None:
     """A megabyte, and one message more; an answer makes room for the next."""
     window = SendWindow(10_000)
     made, sender, _ = destination_with(*(message(number, size=300_000) for number in range(12)), window=window)
-    sender.most_bytes, sender.credit = 2**20, 100
+    sender.max_message_bytes, sender.credit = 2**20, 100
     made.on_credit()
     assert len(sender.pending) == 4
     answer(made, sender.pending.pop(0), condition)
@@ -435,3 +435,26 @@ def test_an_unknown_condition_is_a_dead_letter_after_ten_deliveries() -> None:
         made.on_credit()
         answer(made, sender.pending.pop(), "com.microsoft:session-lock-lost")
         assert fates.fates == expected
+
+
+def test_a_batch_has_five_hundred_messages_at_most() -> None:
+    """However small they are, and however large the window and the limit of the link are."""
+    roomy = SendWindow(1000)
+    roomy.limit = 1000
+    made, sender, _ = destination_with(*(message(number, size=10) for number in range(600)), window=roomy)
+    sender.max_message_bytes, sender.credit = 2**20, 10
+    made.on_credit()
+    assert [len(batch) for batch in sender.pending] == [500, 100]
+
+
+def test_a_batch_that_is_refused_by_a_destination_on_hold_is_held_whole() -> None:
+    """It would otherwise be sent again singly, to a destination that is busy."""
+    made, sender, fates = destination_with(*(message(number, size=300) for number in range(6)))
+    sender.credit = 2
+    made.on_credit()
+    assert [len(batch) for batch in sender.pending] == [3, 3]
+    answer(made, sender.pending.pop(0), "com.microsoft:server-busy")
+    sender.credit = 10
+    answer(made, sender.pending.pop(0), "com.microsoft:argument-error")
+    assert fates.fates == dict.fromkeys(range(6), "held")
+    assert sender.pending == []

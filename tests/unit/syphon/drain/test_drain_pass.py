@@ -55,6 +55,13 @@ async def test_a_service_that_has_used_the_credit_up_may_have_more(monkeypatch: 
         assert run.one.state.phase is Phase.DRAINING
 
 
+async def test_credit_that_is_returned_without_a_question_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only an answer shows that the service has sent all that it had."""
+    async with PassRun(monkeypatch) as run:
+        run.receiver.events.on_drained(True)
+        assert run.one.state.phase is Phase.DRAINING
+
+
 async def test_a_stop_takes_the_credit_back_and_finishes_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing more is received; the message that was sent is settled."""
     async with PassRun(monkeypatch) as run:

@@ -20,10 +20,12 @@ from hypothesis import strategies as st
 from pairbus.domain.outcome import Head, Rows
 from pairbus.syphon.journal import journal as journal_module
 from pairbus.syphon.journal import storage as storage_module
+from pairbus.syphon.journal.arrow_storage import ArrowStorage
 from pairbus.syphon.journal.frame_format import END_FRAME
 from pairbus.syphon.journal.journal import find_journal, open_journal, read_journal, read_rows
 from pairbus.syphon.journal.row_format import SCHEMA
 from pairbus.syphon.journal.storage import join, split, storage_at
+from pairbus.syphon.journal.storage_port import Extent
 from tests.support.journal_rows import HEAD, mock_root, numbers, only_file, rows
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -358,6 +360,22 @@ def test_a_journal_that_is_not_finished_keeps_later_segments(finished: bool) -> 
     journal.write(rows(2))
     stored.delete(finished=finished)
     assert [each.name for each in storage.files(name)] == ([] if finished else ["00000002.seg"])
+
+
+def test_a_finished_journal_of_segments_is_measured_without_reading_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the last segment of an open one can be incomplete, and a read of a store costs a request."""
+    root = mock_root()
+    journal = open_journal(root, HEAD)
+    for number in (1, 2, 3):
+        journal.write(rows(number))
+    journal.close()
+    (path,) = journals_in(root)
+    stored = find_journal(storage_at(root), split(path)[1])
+    reads: list[str] = []
+    monkeypatch.setattr(ArrowStorage, "read", lambda self, name, *_: reads.append(name))
+    assert stored.measure(1) == Extent(end=3, has_rows=True, finished=True, torn=False)
+    assert stored.measure(3) == Extent(end=3, has_rows=False, finished=True, torn=False)
+    assert reads == []
 
 
 def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:

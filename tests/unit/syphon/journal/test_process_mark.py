@@ -81,7 +81,9 @@ def test_without_proc_only_the_process_id_counts(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_birth_of_a_process(dead_pid: int) -> None:
-    """The same for as long as it runs, and nothing for one that has ended."""
+    """The same for as long as it runs, another for a process that began later, and none for one that has ended."""
     assert process_birth(os.getpid()) == process_birth(os.getpid())
-    assert process_birth(os.getppid()) != process_birth(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as later:
+        assert process_birth(later.pid) not in (None, process_birth(os.getpid()))
+        later.communicate(b"\n")
     assert process_birth(dead_pid) is None

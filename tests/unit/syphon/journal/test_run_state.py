@@ -181,6 +181,18 @@ def test_a_run_with_a_foreign_file_is_not_deleted(storage: Storage) -> None:
     assert storage.folders() == []
 
 
+def test_the_start_of_a_run_is_deleted_first(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a kill in between, a start without the last record would give a version that the ledger already has."""
+    for name in ("alive", "done", "folded-0000000000007.json", "start.json"):
+        storage.put(f"r/{name}", b"")
+    run = list_run(storage, "r")
+    deleted: list[str] = []
+    monkeypatch.setattr(storage, "delete", deleted.append)
+    run.delete()
+    assert deleted[0] == "r/start.json"
+    assert sorted(deleted) == ["r/alive", "r/done", "r/folded-0000000000007.json", "r/start.json"]
+
+
 def test_the_last_change_of_a_run_and_of_its_journals(storage: Storage) -> None:
     """The newest file counts. Where the storage keeps no time for one of them, none is known."""
     files = [FileEntry("alive", 5), FileEntry("a.journal/1.seg", 7), FileEntry("a.journal/2.seg", 9)]

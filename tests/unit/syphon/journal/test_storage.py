@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,6 +18,7 @@ from pairbus.syphon.journal.journal import open_journal
 from pairbus.syphon.journal.local_storage import LocalStorage, MountStorage
 from pairbus.syphon.journal.storage import join, split, storage_at
 from pairbus.syphon.journal.storage_port import Storage, errors_naming
+from tests.support.journal_rows import mock_root
 
 
 @pytest.mark.parametrize(
@@ -143,6 +145,62 @@ def test_a_folder_with_a_file_is_not_deleted_as_empty(storage: Storage) -> None:
     storage.put("a/1", b"")
     storage.delete_empty_folder("a", unused=True)
     assert [each.name for each in storage.files("a")] == ["1"]
+
+
+def test_an_empty_folder_in_use_is_kept_where_a_file_may_appear_meanwhile(storage: Storage) -> None:
+    """A store looks and removes in two steps. A disk does both at once."""
+    storage.put("a/1", b"")
+    storage.delete("a/1")
+    storage.delete_empty_folder("a")
+    assert storage.folders() == (["a"] if isinstance(storage, ArrowStorage) else [])
+
+
+class RivalFilesystem:
+    """A file system on which another process publishes first, or on which no rename works."""
+
+    def __init__(self, real: Any, content: bytes | None) -> None:
+        self._real = real
+        self._content = content
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def move(self, source: str, target: str) -> None:
+        if self._content is not None:
+            with self._real.open_output_stream(target) as stream:
+                stream.write(self._content)
+        raise OSError("no rename")
+
+
+@pytest.mark.parametrize("content", [b"rival", None])
+def test_a_rename_that_fails_leaves_no_temporary_file(content: bytes | None) -> None:
+    """If another process has published first, its content counts. Otherwise the error is raised."""
+    from pyarrow import fs
+
+    filesystem, folder = fs.FileSystem.from_uri(mock_root())
+    storage = ArrowStorage(RivalFilesystem(filesystem, content), folder, atomic=False)
+    if content is None:
+        with pytest.raises(OSError, match="no rename"):
+            storage.publish("a/b", b"mine")
+    else:
+        assert storage.publish("a/b", b"mine") == b"rival"
+    assert [each.name for each in storage.files("a")] == (["b"] if content else [])
+
+
+@pytest.mark.parametrize("kind", [LocalStorage, MountStorage])
+def test_files_are_synced_with_their_folders(
+    kind: type[LocalStorage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data first, then the entry of the folder that leads to it."""
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    storage = kind(str(tmp_path))
+    storage.put("put", b"x")
+    assert synced == [str(tmp_path / "put"), str(tmp_path)]
+    synced.clear()
+    storage.publish("published", b"x")
+    assert synced[0].startswith(str(tmp_path / "published."))
+    assert synced[1:] == [str(tmp_path)]
 
 
 def fsync_failing(number: int) -> Callable[[int], None]:
