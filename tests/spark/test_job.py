@@ -361,7 +361,7 @@ class TestKilled:
         queue, path = pair.queue(), queue_path(pair.name, 2)
         with administer(pair.secondary) as admin:
             admin.create_queue(path, lock_duration=timedelta(seconds=5))
-        properties = {"x-ms-path": queue, "x-ms-sessionid": "s"}
+        properties: dict[str | bytes, Any] = {"x-ms-path": queue, "x-ms-sessionid": "s"}
         names = [f"m{number:02}" for number in range(30)]
         with pair.plain_client(pair.secondary) as client, client.get_queue_sender(path) as sender:
             sender.send_messages(

@@ -131,6 +131,12 @@ def is_closed(sender: Any) -> bool:
     return bool(sender._shutdown.is_set())
 
 
+def returned_messages(error: BaseException) -> list[Any]:
+    """Return the messages that a failed send gives back with its error; on the SDK's errors, pairbus adds them."""
+    messages: list[Any] = error.messages  # type: ignore[attr-defined]
+    return messages
+
+
 def _body(payload: bytes) -> str:
     message = Message()
     message.decode(payload)

@@ -35,6 +35,13 @@ class RawError(Exception):
         self.condition = condition
 
 
+def data_of(message: Message) -> bytes:
+    """Return the body of a message that has one data section."""
+    body = message.body
+    assert isinstance(body, bytes | memoryview)
+    return bytes(body)
+
+
 @dataclass(frozen=True)
 class Received:
     """A delivery: the message's bytes and the lock token's, as they came."""

@@ -176,6 +176,7 @@ class Ledger:
         """Prove the law; what was found. `but`: at most so many messages may be there twice."""
         self.pair.heal()
         # What lies in a process's socket is taken in before it answers a new connection, or soon after.
+        found: dict[str, list[Found]]
         (found,) = wait_until(self._settled, 10, "the namespaces do not come to rest")
         wrong: list[str] = []
         doubled = 0

@@ -43,7 +43,7 @@ from pairbus.localbus.settings import (
     TopicSettings,
 )
 from tests.support.process_fixtures import administer
-from tests.support.raw_client import RawClient, RawError, longs, session_filter
+from tests.support.raw_client import RawClient, RawError, data_of, longs, session_filter
 
 LOCK = timedelta(seconds=10)
 WINDOW = timedelta(seconds=30)
@@ -231,12 +231,12 @@ class Replay(RuleBasedStateMachine):
         for message, payload in zip(messages, self.broker.payloads(messages), strict=True):
             decoded = Encoded()
             decoded.decode(message.delivered(payload))
-            found.append(bytes(decoded.body))
+            found.append(data_of(decoded))
         return found
 
     def draft(self, kind: str, data: st.DataObject) -> Draft:
         self.number += 1
-        message = Encoded(body=f"{kind}-{self.number}".encode(), inferred=True)
+        message: Any = Encoded(body=f"{kind}-{self.number}".encode(), inferred=True)
         message.properties = {"n": data.draw(st.integers(0, 6))}
         message.group_id = data.draw(st.sampled_from((None, "a", "b")))
         message.id = data.draw(st.sampled_from((None, "x", "y")))
@@ -469,7 +469,7 @@ def encoded(text: str, **more: Any) -> bytes:
 def body_of(raw: bytes) -> tuple[str, Encoded]:
     decoded = Encoded()
     decoded.decode(raw)
-    return bytes(decoded.body).decode(), decoded
+    return data_of(decoded).decode(), decoded
 
 
 def number_of(text: str) -> int:

@@ -91,7 +91,7 @@ async def test_an_unavailable_entity_refuses_new_links_and_detaches_open_ones(at
     async with during(at, "unavailable", queue):
         with pytest.raises(ServiceBusError) as refused:
             await at.send(queue, "open")
-        assert refused.value._retryable  # type: ignore[attr-defined]
+        assert refused.value._retryable
         with pytest.raises(ServiceBusError, match="unavailable"):
             await at.keep(at.client.get_queue_sender(queue)).send_messages(ServiceBusMessage("new"))
         with pytest.raises(ServiceBusError, match="unavailable"):
@@ -216,7 +216,7 @@ async def test_a_rejected_send_raises_the_class_of_its_condition(at: Place, case
     assert "Because of a test." in str(refused.value)
     assert case in str(refused.value)
     if case != conditions.TIMEOUT:  # the SDK replaces this one by a new error without it
-        assert refused.value._retryable is (case not in NOT_RETRIED)  # type: ignore[attr-defined]
+        assert refused.value._retryable is (case not in NOT_RETRIED)
     await at.settled(queue)
     await at.settled(other, active=1)
     await at.send(queue, "z")
@@ -406,7 +406,7 @@ async def test_a_late_settlement(at: Place, case: str) -> None:
     with at_least(15):
         answer = asyncio.create_task(settling(receiver, case)(message))
         await elsewhere.complete_message(another)
-        await at.settled(queue, **AFTER[case])
+        await at.settled(queue, None, **AFTER[case])
 
         async def applied() -> bool:
             peeked = await onlooker.peek_messages(5, sequence_number=1)
@@ -428,7 +428,7 @@ async def test_a_lost_settlement(at: Place, case: str) -> None:
     await set_fault(at, "lost_settle", queue, count=1)
     with at_least(0.6), pytest.raises(MessageLockLostError):
         await settling(receiver, case)(message)
-    await at.settled(queue, **AFTER[case])
+    await at.settled(queue, None, **AFTER[case])
     await unharmed(at, other)
 
 

@@ -32,8 +32,7 @@ async def echo(request: Request) -> Response:
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    limits = {"idle_timeout": 1.0, "request_timeout": 0.4, "linger": 0.3}
-    with serving(lambda: HttpProtocol(echo, **limits)) as port:
+    with serving(lambda: HttpProtocol(echo, idle_timeout=1.0, request_timeout=0.4, linger=0.3)) as port:
         yield port
 
 

@@ -15,7 +15,7 @@ from pairbus.domain.amqp import sections
 from pairbus.domain.amqp.codec import decode
 from pairbus.localbus import LocalBus
 from pairbus.localbus import bus_errors as conditions
-from tests.support.raw_client import RawClient, session_filter
+from tests.support.raw_client import RawClient, data_of, session_filter
 from tests.support.sdk_clients import unique
 
 ADD_RULE = "com.microsoft:add-rule"
@@ -70,7 +70,7 @@ def peek(raw: RawClient, path: str, **more: Any) -> list[Message]:
 
 
 def bodies(messages: list[Message]) -> list[str]:
-    return [bytes(message.body).decode() for message in messages]
+    return [data_of(message).decode() for message in messages]
 
 
 def delete(raw: RawClient, path: str, count: int, before: Any = FAR, **more: Any) -> tuple[int, int | None]:
@@ -233,7 +233,7 @@ def test_a_dead_letter_reason_that_is_not_text_is_a_property(raw: RawClient, que
     link = raw.receiver(queue)
     for reason in (timestamp(1_600_000_000_000), "text"):
         received = raw.receive(link)
-        info = {symbol("DeadLetterReason"): reason, symbol("DeadLetterErrorDescription"): 5}
+        info: dict[Any, Any] = {symbol("DeadLetterReason"): reason, symbol("DeadLetterErrorDescription"): 5}
         received.delivery.local.condition = Condition("com.microsoft:dead-letter", None, info)
         assert raw.settle(link, received, Delivery.REJECTED) is None
     found = [message.properties for message in peek(raw, f"{queue}/$DeadLetterQueue")]
@@ -287,7 +287,14 @@ def test_values_of_rules_have_their_types(raw: RawClient, subscription: str, adm
     """Typed values are kept for rules created by REST and by AMQP."""
     topic = subscription.partition("/")[0]
     moment = datetime(2026, 11, 16, tzinfo=timezone.utc)
-    given = {"day": timedelta(days=1), "when": moment, "large": 2**63 + 5, "whole": 7, "half": 0.5, "yes": True}
+    given: dict[str, Any] = {
+        "day": timedelta(days=1),
+        "when": moment,
+        "large": 2**63 + 5,
+        "whole": 7,
+        "half": 0.5,
+        "yes": True,
+    }
     admin_client.create_rule(topic, "s", "a", filter=CorrelationRuleFilter(properties=given))
     filter = {"properties": {"long": 3, "int": int32(3)}}
     raw.request(subscription, ADD_RULE, {"rule-name": "b", "rule-description": {"correlation-filter": filter}})

@@ -174,9 +174,9 @@ def admin(site: Site, request: pytest.FixtureRequest) -> Iterator[Any]:
     async def connect() -> AsyncAdministrationClient:
         return AsyncAdministrationClient.from_connection_string(site.connection_string, connection_verify=site.ca_file)
 
-    client = loop.run_until_complete(connect())
-    yield Blocking(client, loop)
-    loop.run_until_complete(client.close())
+    connected = loop.run_until_complete(connect())
+    yield Blocking(connected, loop)
+    loop.run_until_complete(connected.close())
     loop.run_until_complete(asyncio.sleep(0.05))  # aiohttp's TLS connections close in the next turns
     loop.close()
 
@@ -590,7 +590,7 @@ def test_a_subscription_may_be_named_like_a_segment_of_its_path(admin: Any) -> N
 
 # rules
 
-VALUES = {
+VALUES: dict[str, Any] = {
     "key_string": "str1",
     "key_int": 2,
     "key_long": 2147483650,

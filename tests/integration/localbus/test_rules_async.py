@@ -112,12 +112,16 @@ FIELDS = {
 @scenario("async", cases=FIELDS)
 async def test_correlation_filters_on_system_properties(at: Place, case: str) -> None:
     """Each field is compared for equality, including case; other fields are ignored."""
-    messages = [ServiceBusMessage("x", **{"message_id": "other case", FIELDS[case]: "wanted"})]
-    messages += [ServiceBusMessage("x", **{"message_id": "m", FIELDS[case]: "Wanted"})]
     others = {field: "Wanted" for field in FIELDS.values() if field != FIELDS[case]}
-    messages += [ServiceBusMessage("x", **{"message_id": "others", **others})]
+    fields: list[dict[str, Any]] = [
+        {"message_id": "other case", FIELDS[case]: "wanted"},
+        {"message_id": "m", FIELDS[case]: "Wanted"},
+        {"message_id": "others", **others},
+    ]
+    messages = [ServiceBusMessage("x", **each) for each in fields]
     expected = "Wanted" if case == "message_id" else "m"
-    await passed(at, CorrelationRuleFilter(**{case: "Wanted"}), messages, [expected])
+    field: dict[str, Any] = {case: "Wanted"}
+    await passed(at, CorrelationRuleFilter(**field), messages, [expected])
 
 
 PROPERTIES: dict[str, tuple[Any, Any]] = {
@@ -135,9 +139,11 @@ async def test_correlation_filters_on_application_properties(at: Place, case: st
     """A value matches the same type and value; its text, another value or no property do not match."""
     wanted, sent = PROPERTIES[case]
     alike = "1.0" if case == "text" else str(wanted)
+    given: dict[str, dict[str | bytes, Any]] = {
+        "m": {"p": sent}, "alike": {"p": alike}, "elsewhere": {"q": sent}, "none": {},
+    }  # fmt: skip
     messages = [
-        ServiceBusMessage("x", message_id=name, application_properties=properties)
-        for name, properties in {"m": {"p": sent}, "alike": {"p": alike}, "elsewhere": {"q": sent}, "none": {}}.items()
+        ServiceBusMessage("x", message_id=name, application_properties=properties) for name, properties in given.items()
     ]
     await passed(at, CorrelationRuleFilter(properties={"p": wanted}), messages, ["m"])
 
@@ -145,9 +151,11 @@ async def test_correlation_filters_on_application_properties(at: Place, case: st
 @scenario("async")
 async def test_the_case_of_a_property_s_name_does_not_matter(at: Place) -> None:
     """Correlation and SQL filters ignore the case of a property's name, but not of its value."""
+    given: dict[str, dict[str | bytes, Any]] = {
+        "m": {"COLOUR": "red"}, "case": {"colour": "Red"}, "none": {"size": "red"},
+    }  # fmt: skip
     messages = [
-        ServiceBusMessage("x", message_id=name, application_properties=properties)
-        for name, properties in {"m": {"COLOUR": "red"}, "case": {"colour": "Red"}, "none": {"size": "red"}}.items()
+        ServiceBusMessage("x", message_id=name, application_properties=properties) for name, properties in given.items()
     ]
     await passed(at, CorrelationRuleFilter(properties={"Colour": "red"}), messages, ["m"])
 
@@ -155,10 +163,10 @@ async def test_the_case_of_a_property_s_name_does_not_matter(at: Place) -> None:
 @scenario("async")
 async def test_all_conditions_of_a_correlation_filter_must_hold(at: Place) -> None:
     """Label and both properties must match; two of three do not."""
-    both = {"p": 1, "q": "x"}
+    both: dict[Any, Any] = {"p": 1, "q": "x"}
     messages = [
-        ServiceBusMessage("x", message_id="m", subject="s", application_properties=dict(both)),
-        ServiceBusMessage("x", message_id="no label", application_properties=dict(both)),
+        ServiceBusMessage("x", message_id="m", subject="s", application_properties={**both}),
+        ServiceBusMessage("x", message_id="no label", application_properties={**both}),
         ServiceBusMessage("x", message_id="other q", subject="s", application_properties={"p": 1, "q": "y"}),
         ServiceBusMessage("x", message_id="no p", subject="s", application_properties={"q": "x"}),
     ]
@@ -180,7 +188,7 @@ SQL: dict[str, list[str]] = {
 
 
 def coloured() -> list[ServiceBusMessage]:
-    properties: dict[str, dict[str, Any]] = {
+    properties: dict[str, dict[str | bytes, Any]] = {
         "red10": {"colour": "red", "amount": 10},
         "blue20": {"colour": "blue", "amount": 20.0},
         "extra": {"extra": True},
@@ -222,7 +230,7 @@ async def test_a_rule_s_action_changes_the_copy(at: Place) -> None:
             "SET added = @new; SET n = n + 1; REMOVE gone; SET sys.Label = 'is ' + colour", parameters={"@new": "new"}
         )
         await only_rule(admin, topic, "changed", "my-rule", filter=SqlRuleFilter("n = 1"), action=action)
-        before = {"n": 1, "gone": "x", "colour": "red", "kept": 0.5}
+        before: dict[str | bytes, Any] = {"n": 1, "gone": "x", "colour": "red", "kept": 0.5}
         messages = [
             ServiceBusMessage("y", application_properties={"n": 2}),
             ServiceBusMessage("body", subject="old", application_properties=before),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime, timedelta, timezone
+from typing import Any
+from uuid import UUID
 
 import pytest
 from azure.servicebus import (
@@ -367,7 +369,7 @@ async def test_the_broker_refuses_a_lost_lock(at: Place) -> None:
     await at.update_queue(queue, lock_duration=timedelta(minutes=1))
     second = await at.take_one(receiver)
 
-    def ask(token: object, operation: str, **body: object) -> tuple[int, str | None]:
+    def ask(token: UUID, operation: str, **body: object) -> tuple[int, str | None]:
         with RawClient(at.bus) as raw:
             raw.put_token(queue)
             status, _, condition = raw.request(queue, operation, {"lock-tokens": uuids(token), **body})
@@ -395,7 +397,7 @@ async def test_a_renewed_lock_lasts(at: Place) -> None:
     async def past_first_end() -> bool:
         until = await receiver.renew_message_lock(message)
         assert until == message.locked_until_utc > first_end
-        return datetime.now(timezone.utc) > first_end + timedelta(seconds=0.5)
+        return bool(datetime.now(timezone.utc) > first_end + timedelta(seconds=0.5))
 
     await at.wait_until(past_first_end, "the lock's first end")
     (peeked,) = await receiver.peek_messages(1, sequence_number=1)
@@ -518,7 +520,7 @@ async def test_a_locked_message_does_not_expire(at: Place) -> None:
     a, b = await at.take(receiver, 2)
 
     async def expired() -> bool:
-        return datetime.now(timezone.utc) > b.expires_at_utc + timedelta(seconds=0.2)
+        return bool(datetime.now(timezone.utc) > b.expires_at_utc + timedelta(seconds=0.2))
 
     await at.wait_until(expired, "the end of both lives")
     await at.settled(queue, active=2)
@@ -594,7 +596,7 @@ async def test_ids_have_a_maximum_length(at: Place) -> None:
     """Ids have up to 128 characters; a longer one, or a partition key that differs from the session, is refused."""
     queue = await at.queue()
 
-    def sent(pk: str | None = None, **properties: str) -> AmqpAnnotatedMessage:
+    def sent(pk: str | None = None, **properties: Any) -> AmqpAnnotatedMessage:
         notes = {} if pk is None else {"x-opt-partition-key": pk}
         return AmqpAnnotatedMessage(data_body=b"x", properties=AmqpMessageProperties(**properties), annotations=notes)
 
@@ -801,8 +803,8 @@ async def test_a_queue_s_status_applies_to_new_links(at: Place) -> None:
         queue = await at.queue()
         await at.send(queue, "there")
         await at.update_queue(queue, status=status)
-        can = await asyncio.gather(_can_send(at, queue, fresh=True), _can_receive(at, at.receiver(queue)))
-        assert can == [sends, receives], status
+        can = tuple(await asyncio.gather(_can_send(at, queue, fresh=True), _can_receive(at, at.receiver(queue))))
+        assert can == (sends, receives), status
 
 
 @scenario()

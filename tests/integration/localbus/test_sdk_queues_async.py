@@ -88,7 +88,7 @@ OUTCOMES: dict[str, dict[str, Any]] = {
 async def test_settling_with_properties_changes_the_message(at: Place, case: str) -> None:
     """Properties given with abandon, defer or dead-letter are set on the message; the others stay."""
     queue = await at.queue()
-    before = {"kept": "yes", "changed": "old"}
+    before: dict[str | bytes, Any] = {"kept": "yes", "changed": "old"}
     await at.send(queue, ServiceBusMessage("x", message_id="m", application_properties=before))
     receiver = at.receiver(queue)
     message = await at.take_one(receiver)
@@ -135,7 +135,7 @@ async def test_the_sdk_s_own_renewer_keeps_a_lock(at: Place) -> None:
         renewer.register(holder.real, holder.real.session, max_lock_renewal_duration=60)
 
         async def long_after() -> bool:
-            return datetime.now(timezone.utc) > first_end + timedelta(seconds=1)
+            return bool(datetime.now(timezone.utc) > first_end + timedelta(seconds=1))
 
         await at.wait_until(long_after, "more than the lock's time")
         assert message.delivery_count == 0

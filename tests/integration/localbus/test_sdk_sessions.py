@@ -223,7 +223,7 @@ async def test_a_renewed_session_lasts(at: Place) -> None:
 
     async def past_first_end() -> bool:
         assert await session.renew_lock() > first_end
-        return datetime.now(timezone.utc) > first_end + timedelta(seconds=0.5)
+        return bool(datetime.now(timezone.utc) > first_end + timedelta(seconds=0.5))
 
     await at.wait_until(past_first_end, "the first end of the session's lock")
     with pytest.raises(SessionCannotBeLockedError):

@@ -50,7 +50,7 @@ async def peeked(at: Place, topic: str, subscriptions: Sequence[str]) -> dict[st
                 for each in reply["messages"] if status == 200 else ():
                     message = Message()
                     message.decode(bytes(each["message"]))
-                    found[name].append(message.id)
+                    found[name].append(str(message.id))
         return found
 
     return await asyncio.to_thread(look)
@@ -132,11 +132,14 @@ async def test_correlation_filters_on_system_properties(at: Place) -> None:
         "label": "subject", "session_id": "session_id", "reply_to_session_id": "reply_to_session_id",
         "content_type": "content_type",
     }  # fmt: skip
-    filters = {name: CorrelationRuleFilter(**{name: "Wanted"}) for name in fields}
+    filters = {}
+    for name in fields:
+        wanted: dict[str, Any] = {name: "Wanted"}
+        filters[name] = CorrelationRuleFilter(**wanted)
     messages = []
     for name, field in fields.items():
         for value in ("Wanted", "wanted"):
-            settings = {"message_id": f"{name}-{value}", field: value}
+            settings: dict[str, Any] = {"message_id": f"{name}-{value}", field: value}
             messages.append(ServiceBusMessage("x", **settings))
     found = await filtered(at, filters, messages)
     expected = {name: [f"{name}-Wanted"] for name in fields} | {"message_id": ["Wanted"]}
@@ -161,7 +164,7 @@ async def test_correlation_filters_on_application_properties(at: Place) -> None:
     messages = [
         ServiceBusMessage("x", message_id=name, application_properties={"p": value}) for name, value in values.items()
     ]
-    both = {"p": 1, "q": "x"}
+    both: dict[str | bytes, Any] = {"p": 1, "q": "x"}
     messages += [
         ServiceBusMessage("x", message_id="both", subject="s", application_properties=dict(both)),
         ServiceBusMessage("x", message_id="no subject", application_properties=dict(both)),
@@ -192,7 +195,7 @@ async def test_sql_filters(at: Place) -> None:
 
     def message(name: str, subject: str | None = None, **properties: Any) -> ServiceBusMessage:
         return ServiceBusMessage(
-            "x", message_id=name, subject=subject, correlation_id="c", application_properties=properties
+            "x", message_id=name, subject=subject, correlation_id="c", application_properties=dict(properties.items())
         )
 
     messages = [
@@ -296,7 +299,7 @@ async def test_a_rule_s_action_changes_the_copy(at: Place) -> None:
         await at.subscription(topic, name)
     action = SqlRuleAction("SET added = 'new'; SET n = n + 1; REMOVE gone; SET sys.Label = 'subject ' + colour")
     await at.only_rule(topic, "changed", "my-rule", filter=SqlRuleFilter("n = 1"), action=action)
-    properties = {"n": 1, "gone": "x", "colour": "red", "kept": 0.5}
+    properties: dict[str | bytes, Any] = {"n": 1, "gone": "x", "colour": "red", "kept": 0.5}
     await publish(at, topic, ServiceBusMessage("body", subject="old", application_properties=properties))
     plain = await at.take_one(deleting(at, topic, "plain"))
     assert (plain.subject, text_properties(plain)) == ("old", properties)

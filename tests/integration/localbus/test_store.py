@@ -38,7 +38,7 @@ from tests.support.process_fixtures import (
     take,
     wait_until,
 )
-from tests.support.raw_client import RawClient, RawError
+from tests.support.raw_client import RawClient, RawError, data_of
 
 pytestmark = FORGETS_SOCKETS
 
@@ -86,7 +86,7 @@ class StoreBroker:
         for message, payload in zip(messages, self.store.payloads(messages), strict=True):
             decoded = Encoded()
             decoded.decode(message.delivered(payload))
-            found.append(bytes(decoded.body).decode())
+            found.append(data_of(decoded).decode())
         return found
 
 
@@ -512,7 +512,7 @@ def test_kills_at_random_moments_under_load(bus: LocalBus) -> None:
                 for each in body["messages"]:
                     decoded = Encoded()
                     decoded.decode(bytes(each["message"]))
-                    found.append(bytes(decoded.body).decode().strip())
+                    found.append(data_of(decoded).decode().strip())
                     start = int(decoded.annotations["x-opt-sequence-number"]) + 1
         present = set(found)
         assert len(found) == len(present), "a message is there twice"

@@ -183,9 +183,9 @@ def test_a_queue_that_would_lose_what_is_parked_is_left_out_visibly(pair: Pair, 
     """Duplicate detection, sessions, forwarding: status and an event name the property, no sender parks there, and
     nothing about the queue is changed."""
     path = queue_path(pair.name, 0)
-    value = elsewhere if name == "forward_to" else UNUSABLE[name]
+    settings: dict[str, Any] = {**PROPERTIES, name: elsewhere if name == "forward_to" else UNUSABLE[name]}
     with pair.admin(pair.secondary) as admin:
-        admin.create_queue(path, **PROPERTIES, **{name: value})
+        admin.create_queue(path, **settings)
     bus = pair.pairing(backlog_queue_count=2)
     status = bus.status()
     assert (bus.backlog_queue_count, list(status.queues)) == (1, [queue_path(pair.name, 1)])
@@ -253,7 +253,7 @@ def test_an_extra_queue_stays_and_is_not_used(pair: Pair, calls: Calls) -> None:
 def test_a_creation_that_loses_a_race_counts_as_found(pair: Pair, calls: Calls) -> None:
     """Another process makes the queue between the look and the creation: it is used as that process made it."""
     path = queue_path(pair.name, 0)
-    raced = []
+    raced: list[str] = []
 
     def before(method: str, about: str) -> None:
         if method == "PUT" and about == path and not raced:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import signal
@@ -311,14 +312,14 @@ def test_a_round_without_an_event_loop_is_tried_again(
         options=DrainOptions(retry_interval=0.05),
         on_round=done,
     )
-    run, tries = service_module.asyncio.run, iter([error])
+    run, tries = asyncio.run, iter([error])
 
     def short(main: Any) -> Any:
         if (raised := next(tries, None)) is not None:
             raise raised
         return run(main)
 
-    monkeypatch.setattr(service_module.asyncio, "run", short)
+    monkeypatch.setattr(asyncio, "run", short)
     service.forever()
     assert str(error) in rounds[0].errors[0]
     assert pair.arrived(queue) == 3
@@ -330,13 +331,13 @@ def test_a_round_that_is_cut_short_at_its_end_keeps_what_it_moved(
     """Closing the event loop may need a thread when there is none."""
     queue = pair.queue()
     backlog.park(queue, *numbered(3))
-    run = service_module.asyncio.run
+    run = asyncio.run
 
     def short(main: Any) -> Any:
         run(main)
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(service_module.asyncio, "run", short)
+    monkeypatch.setattr(asyncio, "run", short)
     done = Service(pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path)).once()
     assert done.moved == 3
     assert not done.errors

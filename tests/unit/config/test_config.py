@@ -283,7 +283,7 @@ def test_a_spark_job_needs_the_ledger_and_others_do_not() -> None:
     """Without `[ledger]` a configuration is good, and says what is missing when a Spark job asks."""
     with pytest.raises(ConfigError) as refused:
         config().require_ledger()
-    assert [re.match(r"\[ledger\] (\w+) is missing", each)[1] for each in refused.value.problems] == [  # type: ignore[index]
+    assert [re.match(r"\[ledger\] (\w+) is missing", each)[1] for each in refused.value.problems] == [
         "path",
         "checkpoint",
         "journal",

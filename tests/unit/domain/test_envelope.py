@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pairbus.domain import envelope
 from pairbus.domain.amqp import sections
-from pairbus.domain.amqp.codec import Described, Long, Symbol, Timestamp, UInt, ULong, decode, encode
+from pairbus.domain.amqp.codec import Described, Long, Symbol, Timestamp, UInt, ULong, decode, encode, encode_map
 from pairbus.domain.envelope import EnvelopeError, NotRestorableError, park, restore
 from tests.support.amqp_messages import CORPUS
 from tests.support.envelope_messages import ID, NOW, through_localbus
@@ -166,13 +166,13 @@ def test_a_field_of_a_wrong_type_is_refused_by_name(property: str) -> None:
 def test_a_scheduled_time_of_nothing_is_left_alone_and_two_are_refused() -> None:
     """Null is not set: the entry stays. Which of two would be meant, nobody can say."""
     name = encode(Symbol("x-opt-scheduled-enqueue-time"))
-    unset = message(annotations=sections.encode_map([name, b"\x40"]))
+    unset = message(annotations=encode_map([name, b"\x40"]))
     assert restore(park(unset, "q", ID), NOW)[0] == unset
     other, when = encode("x-opt-scheduled-enqueue-time"), encode(Timestamp(1))
     for entries in ([name, b"\x40", other, when], [other, when, name, b"\x40"], [name, when, name, b"\x40"]):
-        both = message(annotations=sections.encode_map(entries))
+        both = message(annotations=encode_map(entries))
         assert restore(park(both, "q", ID), NOW).message == both
-    twice = message(annotations=sections.encode_map([name, encode(Timestamp(1)), name, encode(Timestamp(2))]))
+    twice = message(annotations=encode_map([name, encode(Timestamp(1)), name, encode(Timestamp(2))]))
     with pytest.raises(NotRestorableError, match="twice"):
         park(twice, "q", ID)
 
@@ -325,7 +325,7 @@ def test_ticks_become_a_time_to_live(ticks: bytes, wanted: int | None) -> None:
     """Short and long form; TimeSpan.MaxValue is left unset, which means for ever."""
     raw = b"\x00\xa3\x16com.microsoft:timespan" + ticks
     parts = [encode("x-ms-path"), encode("q"), encode("x-ms-timetolive"), raw]
-    back = restore(message(application=sections.encode_map(parts)), NOW)
+    back = restore(message(application=encode_map(parts)), NOW)
     assert back.time_to_live == wanted
     assert field(back.message, 0x70, 2) == wanted
 
@@ -336,7 +336,7 @@ def test_a_life_that_a_header_cannot_say(days: int) -> None:
     milliseconds = days * 86_400_000
     raw = b"\x00\xa3\x16com.microsoft:timespan\x81" + (milliseconds * 10_000).to_bytes(8, "big")
     parts = [encode("x-ms-path"), encode("q"), encode("x-ms-timetolive"), raw]
-    back = restore(message(application=sections.encode_map(parts)), NOW)
+    back = restore(message(application=encode_map(parts)), NOW)
     assert back.time_to_live == milliseconds
     assert field(back.message, 0x70, 2) == 4_294_967_295
     assert field(back.message, 0x73, sections.ABSOLUTE_EXPIRY_TIME) == NOW + milliseconds
@@ -417,7 +417,7 @@ def test_an_alias_that_is_there_twice_is_refused() -> None:
     """Which of the two would it be?"""
     parts = [encode(part) for part in ("x-ms-path", "a", Symbol("x-ms-path"), "b")]
     with pytest.raises(EnvelopeError, match="x-ms-path held two values"):
-        restore(message(application=sections.encode_map(parts)), NOW)
+        restore(message(application=encode_map(parts)), NOW)
 
 
 def test_a_place_or_an_order_that_no_longer_fits_does_no_harm() -> None:

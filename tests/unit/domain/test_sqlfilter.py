@@ -714,23 +714,22 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+def constant(value: object) -> str:
+    """Write a constant of any type."""
+    if isinstance(value, bool):
+        return str(value).upper()
+    return quoted(value) if isinstance(value, str) else repr(value)
+
+
 def rendered(tree: Any) -> str:
     """Write a tree as SQL, with parentheses wherever they might be needed."""
     match tree:
-        case "constant", bool() as value:
-            return str(value).upper()
-        case "constant", str() as value:
-            return quoted(value)
         case "constant", value:
-            return repr(value)
+            return constant(value)
         case "property", name:
             return f"[{name.replace(']', ']]')}]"
-        case ("+" | "-" | "*" | "/" | "%" | "=" | "<>" | "<" | ">=") as symbol, left, right:
-            return f"({rendered(left)}) {symbol} ({rendered(right)})"
         case "minus", operand:
             return f"-({rendered(operand)})"
-        case ("AND" | "OR") as symbol, left, right:
-            return f"({rendered(left)}) {symbol} ({rendered(right)})"
         case "NOT", operand:
             return f"NOT ({rendered(operand)})"
         case "IN", operand, candidates:
@@ -741,6 +740,8 @@ def rendered(tree: Any) -> str:
             return f"{rendered(('property', name))} IS NULL"
         case "EXISTS", name:
             return f"EXISTS({rendered(('property', name))})"
+        case symbol, left, right:
+            return f"({rendered(left)}) {symbol} ({rendered(right)})"
         case _:
             raise AssertionError(tree)
 
@@ -760,7 +761,7 @@ def calculated(symbol: str, left: Any, right: Any) -> object:
         raise ZeroDivisionError
     if isinstance(left, int) and isinstance(right, int):
         exact = Fraction(left)
-        quotient = math.trunc(exact / right) if symbol in "/%" else 0
+        quotient = Fraction(math.trunc(exact / right) if symbol in "/%" else 0)
         results = {"+": exact + right, "-": exact - right, "*": exact * right, "/": quotient}
         result = int(results.get(symbol, exact - quotient * right))
         return result if -(2**63) <= result <= 2**64 - 1 else MISSING
@@ -791,6 +792,23 @@ def resembles(text: str, pattern: str) -> bool:
     return len(text) in places
 
 
+def joined(decisive: bool, left: Any, right: Any, user: Mapping[str, object]) -> bool | None:
+    """Evaluate AND (False decides) or OR (True decides): the right side only if the left does not decide."""
+    if (first := evaluated(left, user)) is decisive:
+        return decisive
+    pair: set[bool | None] = {first, evaluated(right, user)}
+    return decisive if decisive in pair else None if None in pair else not decisive
+
+
+def contained(value: object, candidates: list[Any], user: Mapping[str, object]) -> bool | None:
+    """Evaluate IN for the value on its left."""
+    if value is None or value is MISSING:
+        return None
+    if isinstance(value, str) and ("constant", value) in candidates:
+        return True  # texts that are written out are looked at first
+    return any(compared("=", value, evaluated(candidate, user)) for candidate in candidates)
+
+
 def evaluated(tree: Any, user: Mapping[str, object]) -> Any:
     """Evaluate a tree: a value, or a truth with None for unknown."""
 
@@ -808,32 +826,17 @@ def evaluated(tree: Any, user: Mapping[str, object]) -> Any:
             return compared(symbol, of(left), of(right))
         case "minus", operand:
             return calculated("*", of(operand), -1)
-        case "AND", left, right:
-            if (first := of(left)) is False:
-                return False
-            pair = {first, of(right)}
-            return False if False in pair else None if None in pair else True
-        case "OR", left, right:
-            if (first := of(left)) is True:
-                return True
-            pair = {first, of(right)}
-            return True if True in pair else None if None in pair else False
+        case ("AND" | "OR") as symbol, left, right:
+            return joined(symbol == "OR", left, right, user)
         case "NOT", operand:
             return {True: False, False: True, None: None}[of(operand)]
         case "IN", operand, candidates:
-            value = of(operand)
-            if value is None or value is MISSING:
-                return None
-            if isinstance(value, str) and ("constant", value) in candidates:
-                return True  # texts that are written out are looked at first
-            return any(compared("=", value, of(candidate)) for candidate in candidates)
+            return contained(of(operand), candidates, user)
         case "LIKE", operand, pattern:
             value = of(operand)
             return resembles(value, pattern) if isinstance(value, str) else None
-        case "IS NULL", name:
-            return user.get(name) is None
-        case "EXISTS", name:
-            return name in user
+        case ("IS NULL" | "EXISTS") as symbol, name:
+            return name in user if symbol == "EXISTS" else user.get(name) is None
         case _:
             raise AssertionError(tree)
 

@@ -9,6 +9,7 @@ import pytest
 from pairbus.domain.amqp.codec import Long, UInt
 from pairbus.localbus.amqp.connection import AmqpConnection
 from pairbus.localbus.entities.message import read_message
+from pairbus.localbus.entities.queues import Queue
 from pairbus.localbus.settings import QueueSettings
 from tests.support import amqp_frames as amqp
 from tests.support.fuzz_frames import FuzzServer, MemoryTransport
@@ -37,6 +38,12 @@ class Client:
         """Return the fields of the server's performatives of a kind so far."""
         frames = [raw for raw in amqp.split_frames(bytes(self.transport.written)) if raw[:4] != b"AMQP" and raw[5] == 0]
         return [fields for found, _, fields, _ in map(amqp.read_performative, frames) if found == code]
+
+
+def queue_of(server: FuzzServer, path: str) -> Queue:
+    queue = server.broker.queue(path)
+    assert queue is not None
+    return queue
 
 
 @pytest.fixture
@@ -253,7 +260,7 @@ async def test_a_waiting_receiver_is_refused_by_a_fault_when_a_session_comes(ser
     await client.send(*amqp.authorized("sb://localhost/", "token"), session_reader(None))
     faults = server.server.faults
     faults.add(faults.read({"kind": "unavailable", "entity": "sessions"}))
-    server.broker.send(server.broker.queue("sessions"), [read_message(session_message())], server.clock())
+    server.broker.send(queue_of(server, "sessions"), [read_message(session_message())], server.clock())
     await server.turn()
     assert client.performatives(amqp.DETACH)
     assert b"com.microsoft:session-filter" not in bytes(client.transport.written)
@@ -278,7 +285,7 @@ async def test_links_continue_after_a_black_hole(server: FuzzServer) -> None:
     faults, before = server.server.faults, len(client.performatives(amqp.TRANSFER))
     faults.add(faults.read({"kind": "black-hole", "entity": "orders"}))
     await client.send(amqp.attach("late", 3, "orders", receiver=True))
-    server.broker.send(server.broker.queue("orders"), [read_message(amqp.message(b"x"))], server.clock())
+    server.broker.send(queue_of(server, "orders"), [read_message(amqp.message(b"x"))], server.clock())
     await server.turn()
     assert len(client.performatives(amqp.TRANSFER)) == before
     faults.clear()
@@ -307,7 +314,7 @@ async def test_a_receiver_continues_when_its_session_has_room(server: FuzzServer
     client = Client(server)
     links, token = amqp.authorized("sb://localhost/", "token")
     await client.send(links.replace(amqp.begin(), amqp.begin(incoming_window=60)), token)
-    queue = server.broker.queue("orders")
+    queue = queue_of(server, "orders")
     for _ in range(40):
         server.broker.send(queue, [read_message(amqp.message(b"x" * 200_000))], server.clock())
     await client.send(amqp.attach("in", 2, "orders", receiver=True), amqp.flow(2, 100, window=59))
@@ -329,7 +336,7 @@ async def test_a_drain_uses_up_the_credit(server: FuzzServer, messages: int) -> 
     client = Client(server)
     await client.send(*amqp.authorized("sb://localhost/", "token"), amqp.attach("in", 2, "orders", receiver=True))
     for _ in range(messages):
-        server.broker.send(server.broker.queue("orders"), [read_message(amqp.message(b"x"))], server.clock())
+        server.broker.send(queue_of(server, "orders"), [read_message(amqp.message(b"x"))], server.clock())
     before = len(client.performatives(amqp.TRANSFER))
     handle = client.performatives(amqp.ATTACH)[-1][1]
     fields = (UInt(before), UInt(5000), UInt(1), UInt(5000), UInt(2), UInt(0), UInt(10), None, True)

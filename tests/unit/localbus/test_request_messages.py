@@ -23,7 +23,7 @@ from pairbus.localbus.settings import (
 )
 
 
-def request_message(body: Any = None, *, annotations: dict[str, Any] | None = None) -> bytes:
+def request_message(body: Any = None, *, annotations: Any = None) -> bytes:
     message = Message(body=body, id="id-1", reply_to="here", properties={"operation": "op"})
     message.annotations = annotations or {}
     return bytes(message.encode())

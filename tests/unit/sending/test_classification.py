@@ -7,6 +7,7 @@ import inspect
 import logging
 import ssl
 import struct
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -88,9 +89,9 @@ def test_every_condition_of_localbus_is_in_the_table() -> None:
 def test_the_rows_of_the_contract() -> None:
     """Time-outs, lost connections and links and errors of the service count; busy waits; the rest is configuration."""
     assert {kind for kind, meaning in CLASSES.items() if meaning is BUSY} == {sdk.ServiceBusServerBusyError}
-    for kind in (sdk.OperationTimeoutError, sdk.ServiceBusConnectionError, sdk.ServiceBusCommunicationError):
-        assert meaning_of(kind()) is OUTAGE
-    for kind in (
+    for outage in (sdk.OperationTimeoutError, sdk.ServiceBusConnectionError, sdk.ServiceBusCommunicationError):
+        assert meaning_of(outage()) is OUTAGE
+    for configuration in (
         sdk.ServiceBusAuthenticationError,
         sdk.ServiceBusAuthorizationError,
         sdk.MessagingEntityNotFoundError,
@@ -98,7 +99,7 @@ def test_the_rows_of_the_contract() -> None:
         sdk.MessageSizeExceededError,
         sdk.ServiceBusQuotaExceededError,
     ):
-        assert meaning_of(kind()) is CONFIGURATION
+        assert meaning_of(configuration()) is CONFIGURATION
     assert meaning_of(sdk.ServiceBusServerBusyError()) is BUSY
     assert meaning_of(sdk.ServiceBusError("an error of the service")) is OUTAGE
 
@@ -109,7 +110,7 @@ TEXTS = ("", "timed out", "server busy", "404 not found", "Unauthorized", "Handl
 
 
 @pytest.mark.parametrize("kind", [kind for kind in EXPORTED if kind is not sdk.MessageAlreadySettled])
-def test_the_text_of_an_error_decides_nothing(kind: type[Exception]) -> None:
+def test_the_text_of_an_error_decides_nothing(kind: Callable[..., Exception]) -> None:
     """The same class means the same whatever it says."""
     assert {meaning_of(kind(message=text)) for text in TEXTS} == {CLASSES[kind]}
 
@@ -125,7 +126,7 @@ def test_the_condition_decides_before_the_class(condition: str) -> None:
 
 @pytest.mark.parametrize("condition", sorted(CONDITIONS))
 @pytest.mark.parametrize("kind", [amqp.AMQPLinkError, amqp.MessageException])
-def test_a_condition_survives_the_sdks_translation(condition: str, kind: type[Exception]) -> None:
+def test_a_condition_survives_the_sdks_translation(condition: str, kind: Callable[..., Exception]) -> None:
     """From the link's or the send's error to the one that the caller sees, the meaning is the condition's."""
     raised = translated(kind(condition=condition.encode(), description="Any text."))
     assert meaning_of(raised) is CONDITIONS[condition].for_sender

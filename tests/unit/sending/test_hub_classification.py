@@ -95,8 +95,8 @@ def test_the_status_of_a_refused_token_decides(status: int, meaning: Meaning) ->
 @pytest.mark.parametrize(
     ("inner", "meaning"),
     [
-        (amqp.TokenAuthFailure(None, None), CONFIGURATION),  # type: ignore[no-untyped-call]
-        (amqp.TokenAuthFailure(0, "Auth message has been rejected."), OUTAGE),  # type: ignore[no-untyped-call]
+        (amqp.TokenAuthFailure(None, None), CONFIGURATION),
+        (amqp.TokenAuthFailure(0, "Auth message has been rejected."), OUTAGE),
         (amqp.AuthenticationException(amqp.ErrorCondition.InternalError, description="timeout"), OUTAGE),
         (amqp.TokenExpired(amqp.ErrorCondition.InternalError, description="expired"), OUTAGE),
     ],

@@ -78,7 +78,12 @@ def test_the_pause_doubles_while_no_pass_moves_a_message(pair: Pair, backlog: Ba
 def test_a_row_holds_no_content(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
     """No body, and no property but those that the ledger names, for any outcome."""
     queue, silent = pair.queue(), pair.queue()
-    secret = {"subject": "unsaid-1", "reply_to": "unsaid-2", "user_id": b"unsaid-3", "correlation_id": "unsaid-4"}
+    secret: dict[str, Any] = {
+        "subject": "unsaid-1",
+        "reply_to": "unsaid-2",
+        "user_id": b"unsaid-3",
+        "correlation_id": "unsaid-4",
+    }
     for number, name in enumerate((queue, "no-such-queue", silent)):
         message = encoded("unsaid-body", id=f"said-{number}", properties={"unsaid-key": "unsaid-value"}, **secret)
         backlog.park(name, message)

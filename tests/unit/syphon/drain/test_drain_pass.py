@@ -21,9 +21,12 @@ async def test_a_message_is_settled_once_its_row_is_durable(monkeypatch: pytest.
     completed_at_write: list[Any] = []
     async with PassRun(monkeypatch) as run:
         write = run.journal.write
-        monkeypatch.setattr(
-            run.journal, "write", lambda rows: (completed_at_write.append(run.asked("complete")), write(rows))
-        )
+
+        def noted(rows: Any) -> Any:
+            completed_at_write.append(run.asked("complete"))
+            return write(rows)
+
+        monkeypatch.setattr(run.journal, "write", noted)
         for sequence in (1, 2, 3):
             run.receiver.deliver(sequence)
         state = await run.end()
