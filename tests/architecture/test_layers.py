@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "pairbus"
+from tests.support.source_tree import SOURCE, layer_of
+
 #: I/O, threads, clocks, SDKs and engines.
 WORLD = frozenset(
     {"asyncio", "socket", "ssl", "sqlite3", "threading", "time", "azure", "proton", "cproton_ffi", "pyspark", "h11"}
@@ -43,11 +44,6 @@ LAYERS = {
 BESIDE = Layer(SHARED | {"config", "sending", "cost"}, refuses=ENGINES)
 #: The package of localbus that decides and does no I/O.
 PURE = "localbus/entities"
-
-
-def layer_of(path: Path, source: Path = SOURCE) -> str:
-    """Return the package under `pairbus` that holds the module, or the module's own name if it lies beside them."""
-    return path.relative_to(source).parts[0].removesuffix(".py")
 
 
 def imported(path: Path, source: Path = SOURCE) -> set[str]:

@@ -17,7 +17,7 @@ from jobs import drain
 from pairbus import cli
 from pairbus.config.syphon_config import SyphonConfig
 from pairbus.spark import Syphon
-from tests.architecture.test_documents import blocks
+from tests.support.code_blocks import blocks
 
 GUIDE = "docs/syphon.md"
 ROOT = Path(__file__).resolve().parents[3]

@@ -28,7 +28,7 @@ SDKs.
     The meaning of an error is read from facts. Pinned by test_classification.
 - EventHubProducerClient._create_producer; EventHubProducer._open_with_retry, ._send_event_data_with_retry,
   ._unsent_events
-    One link is opened once, with a deadline. Pinned by test_hubs.
+    One link is opened once, with a deadline. Pinned by test_event_hub_producer.
 - encode_payload, transform_outbound_single_message, send_context_manager; EventDataBatch._load_events, ._message
-    An event's bytes are parked, with the trace that it would have been sent with. Pinned by test_hubs.
+    An event's bytes are parked, with the trace that it would have been sent with. Pinned by test_event_hub_producer.
 """

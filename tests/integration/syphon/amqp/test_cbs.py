@@ -19,8 +19,8 @@ from pairbus.syphon.amqp import cbs
 from pairbus.syphon.amqp.cbs import Token, token_for
 from pairbus.syphon.amqp.link import LinkError
 from pairbus.syphon.amqp.request_response import RequestRefused
-from tests.integration.sending.test_credentials import Entra
 from tests.support.amqp_connections import LinkEvents, connected, plain_namespace, until
+from tests.support.entra_credential import EntraCredential
 from tests.support.process_fixtures import key_of, sas_token
 from tests.support.scripted_peer import Peer
 
@@ -30,7 +30,7 @@ async def test_a_credential_that_hangs_is_called_once(bus: LocalBus) -> None:
     wake = threading.Event()
     calls: list[str] = []
 
-    class Silent(Entra):
+    class Silent(EntraCredential):
         def get_token(self, *scopes: str, **kwargs: Any) -> Any:
             calls.append(scopes[0])
             wake.wait(60.0)
@@ -214,7 +214,7 @@ def test_a_token_of_entra_has_the_scope_of_its_service(event_hubs: bool) -> None
     """Service Bus and Event Hubs have their own."""
     scopes: list[str] = []
 
-    class Recording(Entra):
+    class Recording(EntraCredential):
         def get_token(self, *given: str, **kwargs: Any) -> Any:
             scopes.extend(given)
             return super().get_token(*given, **kwargs)

@@ -20,9 +20,9 @@ from pairbus.localbus.auth import DEFAULT_KEY_NAME
 from pairbus.syphon.amqp import connection as connection_module
 from pairbus.syphon.amqp.connection import Connection
 from pairbus.syphon.amqp.link import ACCEPTED, ConnectionLost
-from tests.integration.sending.test_credentials import Entra
 from tests.support.amqp_connections import LinkEvents, connected, plain_namespace, until
 from tests.support.backlog import encoded
+from tests.support.entra_credential import EntraCredential
 from tests.support.process_fixtures import create, key_of, sas_token
 from tests.support.scripted_peer import Peer
 
@@ -49,7 +49,9 @@ def _signature(bus: LocalBus) -> Any:
 
 
 @pytest.mark.parametrize("use_tls", [False, True], ids=["plain", "tls"])
-@pytest.mark.parametrize("credential", [_named_key, _signature, lambda _: Entra()], ids=["key", "signature", "entra"])
+@pytest.mark.parametrize(
+    "credential", [_named_key, _signature, lambda _: EntraCredential()], ids=["key", "signature", "entra"]
+)
 async def test_a_message_is_sent_with_every_kind_of_credential(
     bus: LocalBus, use_tls: bool, credential: Callable[[LocalBus], Any]
 ) -> None:

@@ -19,10 +19,10 @@ from pairbus.domain.envelope import park
 from pairbus.syphon.amqp import cbs
 from pairbus.syphon.amqp.cbs import Token
 from pairbus.syphon.drain import completion, drain_pass, lock_tracking
-from tests.integration.sending.test_credentials import Entra
 from tests.support.amqp_connections import plain_namespace
 from tests.support.backlog import Backlog, Remembering, encoded, numbered
 from tests.support.counting import arrivals, dead_letters, park_many
+from tests.support.entra_credential import EntraCredential
 from tests.support.pairing import Pair, wait_until
 from tests.support.process_fixtures import key_of
 from tests.support.scripted_peer import KEY, Peer
@@ -32,7 +32,7 @@ def test_a_credential_that_hangs_ends_the_drain_in_time(pair: Pair, backlog: Bac
     """The summary names the credential, and the messages stay in the backlog."""
     wake = threading.Event()
 
-    class Silent(Entra):
+    class Silent(EntraCredential):
         def get_token(self, *scopes: str, **kwargs: Any) -> Any:
             wake.wait(60.0)
             return super().get_token(*scopes, **kwargs)

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 from pairbus.config.syphon_config import SyphonConfig
 from pairbus.spark import syphon, verify
-from tests.integration.sending.test_hubs import KEY, Hubs, annotations, body, hubs, hubs_bus
+from tests.support.event_hubs import KEY, Hubs, body, hubs, hubs_bus, message_annotations
 from tests.support.spark import Backlog
 
 __all__ = ["hubs", "hubs_bus"]
@@ -49,7 +49,7 @@ def test_parked_events_are_delivered(spark: SparkSession, backlog: Backlog, hubs
     assert sorted(body(each) for events in found.values() for each in events) == ["a", "anywhere", "b", "third"]
     assert "third" in [body(each) for each in found["2"]]
     keyed = [each for events in found.values() for each in events if body(each) in "ab"]
-    assert {annotations(each)[KEY] for each in keyed} == {"k"}
+    assert {message_annotations(each)[KEY] for each in keyed} == {"k"}
     outcomes = job.ledger.outcomes().groupBy("destination", "outcome").count().collect()
     assert {tuple(row) for row in outcomes} == {
         (queue, "delivered", 6),

@@ -6,7 +6,6 @@ A third process serves the event hubs. Each test takes hubs of its own; what is 
 from __future__ import annotations
 
 import copy
-import gc
 import importlib
 import itertools
 import pickle
@@ -34,7 +33,7 @@ from azure.eventhub.exceptions import (
     OperationTimeoutError,
 )
 from azure.servicebus import ServiceBusMessage
-from proton import Message, int32
+from proton import int32
 
 from pairbus import (
     BacklogUnavailableError,
@@ -43,20 +42,23 @@ from pairbus import (
     NotSupportedError,
     OptionError,
     PairedEventHubProducer,
-    PairedNamespace,
     PairedNamespaceClosedError,
-    PairingOptions,
     pair_namespaces,
 )
-from pairbus.domain import envelope
 from pairbus.domain.amqp import sections as amqp
-from pairbus.domain.amqp.codec import decode
 from pairbus.domain.amqp.sections import split
-from pairbus.localbus import LocalBus
 from pairbus.sending.sdk import event_hub_sender
 from pairbus.sending.sdk.connection_patches import patch_connection
+from tests.support.event_hubs import (
+    KEY,
+    Hubs,
+    body,
+    event,
+    message_annotations,
+    properties,
+    restored,
+)
 from tests.support.pairing import (
-    IMPATIENT,
     SLACK,
     Pair,
     come_back,
@@ -66,143 +68,11 @@ from tests.support.pairing import (
     returned_messages,
     wait_until,
 )
-from tests.support.raw_client import RawClient, sas_token
+from tests.support.raw_client import sas_token
 from tests.support.send_ledger import peek
 from tests.support.spans import traced
 
-_COUNT = 60
-_PARTITIONS = 4
-KEY = "x-opt-partition-key"
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "sender.md"
-
-
-class Hubs:
-    """The event hubs of one test."""
-
-    def __init__(self, bus: LocalBus, pair: Pair, names: Iterator[int]) -> None:
-        self.bus = bus
-        self.pair = pair
-        self._names = names
-
-    def hub(self) -> str:
-        """An event hub that nobody has used."""
-        return f"hub-{next(self._names)}"
-
-    @property
-    def host(self) -> str:
-        return f"{self.bus.host}:{self.bus.port}"
-
-    def namespace(self, connection_string: str | None = None) -> Namespace:
-        return Namespace.from_connection_string(
-            connection_string or self.bus.connection_string, name="hubs", ca_file=self.bus.ca_file
-        )
-
-    def pairing(self, event_hubs: Namespace | None = None, **options: Any) -> PairedNamespace:
-        """A pairing that is closed after the test."""
-        given = {"on_event": self.pair.events.append, **IMPATIENT, **options}
-        made = pair_namespaces(
-            self.pair.primary_namespace(),
-            self.pair.secondary_namespace(),
-            PairingOptions(**given),
-            event_hubs=event_hubs or self.namespace(),
-        )
-        self.pair._pairings.append(made)
-        return made
-
-    def name(self, path: str) -> str:
-        """Return an entity's name in status and events."""
-        return f"sb://{self.host}/{path}"
-
-    def state(self, bus: PairedNamespace, path: str) -> str:
-        return bus.status().entities[self.name(path)].state
-
-    def kill(self) -> None:
-        self.bus.kill()
-
-    def heal(self) -> None:
-        self.bus.resume()
-        if self.bus._process is None or self.bus._process.poll() is not None:
-            self.bus.restart()
-        elif self.bus.faults.list():
-            self.bus.faults.clear()
-
-    def read(self, hub: str) -> dict[str, list[bytes]]:
-        """Every partition that holds something, and the events in it, as a consumer gets them."""
-        found: dict[str, list[bytes]] = {}
-        with RawClient(self.bus) as raw:
-            raw.put_token(hub)
-            for partition in map(str, range(_PARTITIONS)):
-                about = {"operation": "READ", "type": "com.microsoft:partition", "name": hub, "partition": partition}
-                answer: Any = raw.exchange("$management", Message(properties=about)).body
-                count = answer["last_enqueued_sequence_number"] + 1
-                if count:
-                    link = raw.receiver(f"{hub}/ConsumerGroups/$Default/Partitions/{partition}", credit=int(count))
-                    found[partition] = [raw.receive(link).payload for _ in range(count)]
-        return found
-
-    def bodies(self, hub: str) -> list[str]:
-        """The bodies in all partitions, in order of the text."""
-        return sorted(body(each) for events in self.read(hub).values() for each in events)
-
-
-def body(payload: bytes) -> str:
-    return b"".join(decode(payload, each.value)[0] for each in split(payload) if each.code == amqp.DATA).decode()
-
-
-def message_annotations(payload: bytes) -> dict[str, Any]:
-    for each in split(payload):
-        if each.code == amqp.MESSAGE_ANNOTATIONS:
-            return {str(key): value for key, value in decode(payload, each.value)[0].items()}
-    return {}
-
-
-def properties(payload: bytes) -> dict[str, Any]:
-    for each in split(payload):
-        if each.code == amqp.APPLICATION_PROPERTIES:
-            found: dict[str, Any] = decode(payload, each.value)[0]
-            return found
-    return {}
-
-
-def restored(payload: bytes) -> Any:
-    return envelope.restore(payload, int(time.time() * 1000))
-
-
-def event(text: str, /, **application: Any) -> EventData:
-    """An event with an id, as one that is to be restored byte for byte has."""
-    made = EventData(text)
-    made.message_id = f"id-{text[:100]}"  # a backlog queue takes ids of up to 128 characters
-    if application:
-        made.properties = dict(application.items())
-    return made
-
-
-@pytest.fixture(scope="module")
-def hubs_bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalBus, Iterator[int]]]:
-    folder = tmp_path_factory.mktemp("hubs")
-    entities = folder / "entities.toml"
-    entities.write_text(
-        "".join(f'[[event_hubs]]\nname = "hub-{n}"\npartition_count = {_PARTITIONS}\n' for n in range(_COUNT))
-        + '[[event_hubs]]\nname = "telemetry"\npartition_count = 4\n'
-    )
-    with LocalBus("hubs", store=folder / "hubs.db", entities=entities) as bus:
-        yield bus, itertools.count()
-
-
-@pytest.fixture
-def hubs(hubs_bus: tuple[LocalBus, Iterator[int]], pair: Pair) -> Iterator[Hubs]:
-    """Event hubs that are well, beside a pair; well again after the test."""
-    made = Hubs(hubs_bus[0], pair, hubs_bus[1])
-    made.heal()
-    try:
-        yield made
-    finally:
-        pair.close_pairings()
-        made.heal()
-        # The SDK forgets sockets: whoever holds one lets it go before this test's filter of warnings ends.
-        wait_until(lambda: not pairbus_threads(), 10, pairbus_threads)
-        pair._pairings.clear()  # an entity's refusal has a traceback, which has everything
-        gc.collect()
 
 
 # --- while all is well -----------------------------------------------------------------------------------------------
@@ -253,7 +123,7 @@ def test_every_form_arrives_as_the_sdk_would_have_sent_it(hubs: Hubs) -> None:
 
 def restorable(payload: bytes) -> bytes:
     """An event as it was sent: without the header and annotations that are the broker's."""
-    kept = {key: value for key, value in annotations(payload).items() if key in (KEY, "x-opt-a")}
+    kept = {key: value for key, value in message_annotations(payload).items() if key in (KEY, "x-opt-a")}
     rest = b"".join(
         payload[each.start : each.end]
         for each in split(payload)
@@ -304,7 +174,7 @@ def test_a_key_for_a_message_without_annotations_is_not_lost(hubs: Hubs) -> None
         producer.send_event(AmqpAnnotatedMessage(data_body=b"one"), partition_key="k")
         producer.send_batch([AmqpAnnotatedMessage(data_body=b"two")], partition_key="k")
     ((_, events),) = hubs.read(hub).items()
-    assert [annotations(each)[KEY] for each in events] == ["k", "k"]
+    assert [message_annotations(each)[KEY] for each in events] == ["k", "k"]
 
 
 def test_what_there_is_too_much_of_is_the_sdks_error(hubs: Hubs) -> None:
@@ -509,7 +379,7 @@ def test_what_is_parked_names_hub_host_and_partition(hubs: Hubs) -> None:
         "in a batch of its own": f"{hub}/Partitions/1",
     }
     assert {properties(each)["x-pairbus-namespace"] for each in parked} == {hubs.host}
-    assert {name: annotations(each).get(KEY) for name, each in found.items()} == {
+    assert {name: message_annotations(each).get(KEY) for name, each in found.items()} == {
         "plain": None,
         "keyed": "k",
         "in a list": "k",
@@ -841,7 +711,7 @@ def test_nothing_is_lost_while_hubs_come_and_go(hubs: Hubs) -> None:
     assert set(found) == accepted
     assert len(found) - len(accepted) <= 9, "only what was under way when the process died may be there twice"
     assert parked
-    assert {annotations(each).get(KEY) for each in direct + parked} == {"k0", "k1", "k2", None}
+    assert {message_annotations(each).get(KEY) for each in direct + parked} == {"k0", "k1", "k2", None}
     status = bus.status()
     assert sum(each.sent + each.parked for each in status.entities.values()) == len(accepted)
     assert sum(each.parked for each in status.entities.values()) == len(parked)
@@ -864,7 +734,7 @@ def test_a_hub_that_comes_back_while_a_list_is_parked_gets_the_rest(
     ((_, direct),) = hubs.read(hub).items()
     assert 0 < len(parked) < 5
     assert sorted(map(body, parked + direct)) == texts
-    assert {annotations(each)[KEY] for each in parked + direct} == {"k"}
+    assert {message_annotations(each)[KEY] for each in parked + direct} == {"k"}
 
 
 def test_when_nobody_takes_them_the_error_has_the_events(hubs: Hubs) -> None:

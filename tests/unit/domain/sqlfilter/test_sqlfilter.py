@@ -794,7 +794,8 @@ def resembles(text: str, pattern: str) -> bool:
 
 def joined(decisive: bool, left: Any, right: Any, user: Mapping[str, object]) -> bool | None:
     """Evaluate AND (False decides) or OR (True decides): the right side only if the left does not decide."""
-    if (first := evaluated(left, user)) is decisive:
+    first: bool | None = evaluated(left, user)
+    if first is decisive:
         return decisive
     pair: set[bool | None] = {first, evaluated(right, user)}
     return decisive if decisive in pair else None if None in pair else not decisive

@@ -32,7 +32,7 @@ from pairbus.localbus.entities.topics import Rule, Subscription, apply_edits
 from pairbus.localbus.settings import QueueSettings, RuleSettings, SqlExpression
 from tests.support import amqp_frames as amqp
 from tests.support.amqp_messages import CORPUS, messages
-from tests.unit.localbus.test_queue_machine import RecordedEffects
+from tests.support.recorded_effects import RecordedEffects
 
 OWNED = (sections.HEADER, sections.DELIVERY_ANNOTATIONS, sections.MESSAGE_ANNOTATIONS)
 

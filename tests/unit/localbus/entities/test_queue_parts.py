@@ -22,13 +22,13 @@ from pairbus.localbus.entities.queues import Queue
 from pairbus.localbus.entities.sessions import REMOVED, ReadyList, Session, SessionTable
 from pairbus.localbus.settings import QueueSettings
 from tests.support import amqp_frames as amqp
-from tests.unit.localbus.test_queue_machine import RecordedEffects, make
+from tests.support.recorded_effects import RecordedEffects, queue_with_dead_letters
 
 
 def queue_of(**changes: Any) -> tuple[Queue, RecordedEffects]:
     effects = RecordedEffects()
     settings = QueueSettings("q", **{"lock_duration": timedelta(seconds=10), **changes})
-    return make(effects, settings), effects
+    return queue_with_dead_letters(effects, settings), effects
 
 
 def put(queue: Queue, now: float, body: bytes = b"x", **facts: Any) -> Message:
