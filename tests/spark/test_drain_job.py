@@ -16,8 +16,9 @@ from pyspark.sql import SparkSession
 from pairbus.spark import Ledger
 from pairbus.spark.session import delta_jars
 from tests.support.from_file import module_from
-from tests.support.pairing import Pair, wait_until
+from tests.support.pairing import Pair
 from tests.support.spark import Backlog, write_toml
+from tests.support.waiting import wait_until
 
 JOB = Path(__file__).resolve().parents[2] / "jobs" / "drain.py"
 

@@ -27,9 +27,10 @@ from pairbus.spark import Ledger, Syphon, SyphonError, syphon, verify
 from pairbus.spark.signals import ReaderNote, StopSignal
 from pairbus.syphon.peeking import backlog_sequence_numbers
 from tests.support import stand_ins
-from tests.support.pairing import Pair, wait_until
+from tests.support.pairing import Pair
 from tests.support.process_fixtures import administer, with_key
 from tests.support.spark import Backlog, write_journal, write_toml
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

@@ -23,13 +23,9 @@ from pairbus.domain.amqp import sections as amqp
 from pairbus.domain.amqp.codec import decode
 from pairbus.domain.amqp.sections import split
 from pairbus.localbus import LocalBus
-from tests.support.pairing import (
-    IMPATIENT,
-    Pair,
-    pairbus_threads,
-    wait_until,
-)
+from tests.support.pairing import IMPATIENT, Pair, pairbus_threads
 from tests.support.raw_client import RawClient
+from tests.support.waiting import wait_until
 
 EVENT_HUBS = 60
 PARTITIONS = 4

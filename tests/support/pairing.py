@@ -47,17 +47,6 @@ IMPATIENT: dict[str, Any] = {
 SLACK = 3.0
 
 
-def wait_until(what: Callable[[], Any], seconds: float = 60.0, why: Callable[[], Any] | str = "") -> Any:
-    """Poll until something is true; its value. When it never is, say why (a text, or what a call returns then)."""
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        if time.monotonic() > deadline:
-            said = why() if callable(why) else why
-            raise AssertionError(f"it did not come true within {seconds} s: {said or what}")
-        time.sleep(0.02)
-    return found
-
-
 def pairbus_threads() -> list[str]:
     """The names of the threads that pairbus has running in this process."""
     return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("pairbus-"))

@@ -11,8 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -101,15 +100,6 @@ def take(receiver: Any, number: int) -> list[Any]:
         got = receiver.receive_messages(number - len(found), max_wait_time=60)
         assert got, f"only {len(found)} of {number} came"
         found += got
-    return found
-
-
-def wait_until(what: Callable[[], Any], seconds: float = 60.0, why: str = "") -> Any:
-    """Poll until something is true; its value."""
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < deadline, why or f"{what} did not come true within {seconds} s"
-        time.sleep(0.02)
     return found
 
 

@@ -20,6 +20,7 @@ from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from pairbus.localbus import LocalBus
+from tests.support.waiting import pauses
 
 _NOT_FACED = ("ServiceBusMessage", "ServiceBusReceivedMessage", "AmqpAnnotatedMessage")
 _END = object()
@@ -184,12 +185,11 @@ class Place:
         self, condition: Callable[[], Awaitable[Any]], what: str = "the condition", seconds: float = 60.0
     ) -> Any:
         """Poll until the condition's value is true; on a time-out, fail with the broker's counts."""
-        deadline = time.monotonic() + seconds
-        while not (found := await condition()):
-            if time.monotonic() > deadline:
-                raise AssertionError(f"{what} did not come within {seconds} s; {await self.describe()}")
-            await asyncio.sleep(0.05)
-        return found
+        for pause in pauses(seconds, 0.05):
+            if found := await condition():
+                return found
+            await asyncio.sleep(pause)
+        raise AssertionError(f"{what} did not come within {seconds} s; {await self.describe()}")
 
     async def describe(self) -> str:
         lines = []

@@ -34,8 +34,9 @@ from pairbus.domain.amqp.sections import split
 from pairbus.domain.amqp.types import Array, Described
 from pairbus.localbus import LocalBus
 from pairbus.sending.sdk.encoding import encoded_members, members
-from tests.support.pairing import Pair, wait_until
+from tests.support.pairing import Pair
 from tests.support.raw_client import RawClient
+from tests.support.waiting import wait_until
 
 #: The application property that says which message this is.
 KEY = "ledger"

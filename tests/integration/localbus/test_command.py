@@ -34,8 +34,8 @@ from tests.support.process_fixtures import (
     key_of,
     refused,
     send,
-    wait_until,
 )
+from tests.support.waiting import wait_until
 
 pytestmark = FORGETS_SOCKETS
 EMULATORS_KEY = "SAS_KEY_VALUE"

@@ -18,17 +18,9 @@ from proton import Delivery, Message, Sender
 
 from pairbus.localbus import LocalBus
 from tests.support.amqp_frames import hello
-from tests.support.process_fixtures import (
-    FORGETS_SOCKETS,
-    Command,
-    active,
-    bodies,
-    connect,
-    create,
-    key_of,
-    wait_until,
-)
+from tests.support.process_fixtures import FORGETS_SOCKETS, Command, active, bodies, connect, create, key_of
 from tests.support.raw_client import RawClient
+from tests.support.waiting import wait_until
 
 pytestmark = FORGETS_SOCKETS
 

@@ -30,8 +30,8 @@ from tests.support.process_fixtures import (
     is_running,
     key_of,
     send,
-    wait_until,
 )
+from tests.support.waiting import wait_until
 
 pytest_plugins = ["pytester"]
 pytestmark = FORGETS_SOCKETS

@@ -28,8 +28,9 @@ from pairbus.sending import credential_check as credentials
 from pairbus.sending.pairing import _check_credentials
 from pairbus.sending.sdk.clients import put_token, token_sender
 from tests.support.entra_credential import EntraCredential
-from tests.support.pairing import SLACK, Pair, pairbus_threads, wait_until
+from tests.support.pairing import SLACK, Pair, pairbus_threads
 from tests.support.process_fixtures import create, key_of, sas_token
+from tests.support.waiting import wait_until
 
 
 def signature(bus: LocalBus) -> str:

@@ -58,19 +58,11 @@ from tests.support.event_hubs import (
     properties,
     restored,
 )
-from tests.support.pairing import (
-    SLACK,
-    Pair,
-    come_back,
-    entity_of,
-    on_parking,
-    pairbus_threads,
-    returned_messages,
-    wait_until,
-)
+from tests.support.pairing import SLACK, Pair, come_back, entity_of, on_parking, pairbus_threads, returned_messages
 from tests.support.raw_client import sas_token
 from tests.support.send_ledger import peek
 from tests.support.spans import traced
+from tests.support.waiting import wait_until
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "sender.md"
 

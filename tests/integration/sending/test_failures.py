@@ -30,8 +30,9 @@ from pairbus import (
 from pairbus.localbus import LocalBus
 from pairbus.sending import backlog as parking_module
 from pairbus.sending.connections import SenderConnection
-from tests.support.pairing import Pair, entity_of, returned_messages, wait_until
+from tests.support.pairing import Pair, entity_of, returned_messages
 from tests.support.process_fixtures import sas_token
+from tests.support.waiting import wait_until
 
 #: How long a send to a silent primary takes; and one that is then parked, through a link that is not open yet.
 BRIEF, BRIEF_PARKED = 1.5, 6.0

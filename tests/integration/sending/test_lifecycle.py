@@ -27,7 +27,8 @@ from pairbus import (
     pair_namespaces,
 )
 from pairbus.sending import pairing as pairing_module
-from tests.support.pairing import SLACK, Pair, pairbus_threads, wait_until, watchdog_of
+from tests.support.pairing import SLACK, Pair, pairbus_threads, watchdog_of
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("quick_pings")
 

@@ -16,7 +16,8 @@ from azure.servicebus.exceptions import ServiceBusConnectionError, ServiceBusErr
 from pairbus.sending.connections import ConnectionPool, SenderConnection
 from pairbus.sending.sdk.classification import is_unnamed
 from tests.support.event_hubs import Hubs, event, hubs, hubs_bus  # noqa: F401  # fixtures
-from tests.support.pairing import Pair, entity_of, returned_messages, wait_until
+from tests.support.pairing import Pair, entity_of, returned_messages
+from tests.support.waiting import wait_until
 
 PERFORMATIVE = struct.pack(">IBBH", 12, 2, 0, 0) + b"\x00\x53"
 #: What the SDK stumbles over, by the error that it stumbles with.

@@ -22,9 +22,10 @@ from azure.servicebus.management import EntityStatus
 from pairbus import BacklogUnavailableError, PairedNamespace
 from pairbus.domain.backlog import queue_path
 from pairbus.localbus import LocalBus
-from tests.support.pairing import Pair, wait_until
+from tests.support.pairing import Pair
 from tests.support.raw_client import RawClient
 from tests.support.send_ledger import Ledger, Stream, key_of, peek
+from tests.support.waiting import wait_until
 
 #: Small enough for a test, and pings are frequent: every outage is followed by a failback.
 QUICK: dict[str, Any] = {"send_timeout": 1.5, "ping_primary_interval": 1.0, "ping_timeout": 1.0}

@@ -31,8 +31,9 @@ from pairbus.domain.amqp import sections as amqp
 from pairbus.domain.amqp.codec import decode
 from pairbus.localbus import LocalBus
 from pairbus.localbus.auth import DEFAULT_KEY_NAME
-from tests.support.pairing import SLACK, Pair, entity_of, idle_connection, pairbus_threads, wait_until
+from tests.support.pairing import SLACK, Pair, entity_of, idle_connection, pairbus_threads
 from tests.support.process_fixtures import create, key_of, sas_token
+from tests.support.waiting import wait_until
 
 CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
 INTERVAL = 0.3

@@ -21,8 +21,9 @@ from azure.servicebus.management import EntityStatus
 from pairbus import Namespace, PairingError, ProvisioningError
 from pairbus.domain.backlog import PROPERTIES, queue_path
 from pairbus.sending import pairing as pairing_module
-from tests.support.pairing import SLACK, Pair, pairbus_threads, wait_until
+from tests.support.pairing import SLACK, Pair, pairbus_threads
 from tests.support.process_fixtures import Command, key_of, with_key
+from tests.support.waiting import wait_until
 
 FOREVER = timedelta(days=10675199)
 MANAGE = "RootManageSharedAccessKey"

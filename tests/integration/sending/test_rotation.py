@@ -17,8 +17,9 @@ from pairbus.domain.backlog import queue_path
 from pairbus.domain.conditions import MESSAGE_CONDITIONS
 from pairbus.localbus import bus_errors as localbus_conditions
 from pairbus.sending.sdk.classification import amqp_condition
-from tests.support.pairing import Pair, on_parking, returned_messages, wait_until
+from tests.support.pairing import Pair, on_parking, returned_messages
 from tests.support.send_ledger import Ledger
+from tests.support.waiting import wait_until
 
 QUICK: dict[str, Any] = {"send_timeout": 16.0}
 

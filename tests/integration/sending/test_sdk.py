@@ -34,8 +34,9 @@ from pairbus.sending.sdk import batches, clients, clone_error, connection_patche
 from pairbus.sending.sdk.classification import amqp_condition, meaning_of, status_of
 from tests.support.amqp_messages import CORPUS
 from tests.support.message_forms import SINGLE, annotated, full, picture
-from tests.support.pairing import SLACK, Pair, wait_until
+from tests.support.pairing import SLACK, Pair
 from tests.support.process_fixtures import key_of, sas_token, with_key
+from tests.support.waiting import wait_until
 
 EMULATOR = ";UseDevelopmentEmulator=true"
 

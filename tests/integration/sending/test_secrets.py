@@ -20,8 +20,9 @@ from pairbus import BacklogUnavailableError, Namespace, OptionError, PairingErro
 from pairbus.localbus import LocalBus
 from pairbus.localbus.auth import DEFAULT_KEY_NAME
 from pairbus.runtime.redaction import describe_error
-from tests.support.pairing import Pair, wait_until
+from tests.support.pairing import Pair
 from tests.support.process_fixtures import key_of, sas_token, with_key
+from tests.support.waiting import wait_until
 
 WRONG_KEY = "d3Jvbmcta2V5LXRoYXQtbm9ib2R5LW1heS1zZWU="
 JWT = "eyJhbGciOiJub25lIn0.eyJhdWQiOiJzZWNyZXQtY2xhaW1zIn0.c2VjcmV0LXNpZ25hdHVyZQ"

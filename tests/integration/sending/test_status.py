@@ -20,7 +20,8 @@ from pairbus.domain.backlog import queue_path
 from pairbus.sending import events
 from pairbus.sending import pairing as pairing_module
 from pairbus.sending.status import EntityStatus
-from tests.support.pairing import SLACK, Pair, pairbus_threads, wait_until
+from tests.support.pairing import SLACK, Pair, pairbus_threads
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("quick_pings")
 

@@ -20,8 +20,9 @@ import pytest
 from pairbus import PairedSender
 from pairbus.localbus import LocalBus
 from pairbus.localbus.errors import LocalBusError
-from tests.support.pairing import Pair, wait_until
+from tests.support.pairing import Pair
 from tests.support.send_ledger import Ledger
+from tests.support.waiting import wait_until
 
 THREADS = 8
 OPTIONS: dict[str, Any] = {

@@ -15,7 +15,8 @@ from pairbus.syphon.drain.drain import DrainOptions
 from tests.support.backlog import Backlog, numbered
 from tests.support.counting import park_many, take_and_die
 from tests.support.drain_command import drain, draining, write_config
-from tests.support.pairing import Pair, wait_until
+from tests.support.pairing import Pair
+from tests.support.waiting import wait_until
 
 
 def test_a_backlog_that_does_not_exist_is_not_empty(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:

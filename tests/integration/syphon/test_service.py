@@ -32,9 +32,10 @@ from tests.support.backlog import Backlog, encoded, numbered
 from tests.support.counting import arrivals, park_many, take_and_die
 from tests.support.drain_command import drain, draining, journal_rows, write_config
 from tests.support.journal_rows import rows
-from tests.support.pairing import Pair, wait_until
+from tests.support.pairing import Pair
 from tests.support.process_fixtures import with_key
 from tests.support.unusual_config import identity, identity_of, options_in, unusual_config
+from tests.support.waiting import wait_until
 
 
 def test_pairbus_drain_empties_the_backlog(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from pairbus.sending import connections
 from pairbus.sending.connections import ConnectionPool, ConnectionWatchdog, SenderConnection
 from pairbus.sending.sdk import connection_patches
-from tests.support.pairing import wait_until
+from tests.support.waiting import wait_until
 
 LIMIT = 1000
 

@@ -27,18 +27,9 @@ from pairbus.localbus.broker.store import SqliteStore, StoreError
 from pairbus.localbus.entities.message import Draft, read_message
 from pairbus.localbus.entities.queues import Queue
 from pairbus.localbus.settings import HubSettings, QueueSettings, RuleSettings, SqlExpression, TopicSettings
-from tests.support.process_fixtures import (
-    FORGETS_SOCKETS,
-    active,
-    administer,
-    bodies,
-    connect,
-    counts,
-    create,
-    take,
-    wait_until,
-)
+from tests.support.process_fixtures import FORGETS_SOCKETS, active, administer, bodies, connect, counts, create, take
 from tests.support.raw_client import RawClient, RawError, data_of
+from tests.support.waiting import wait_until
 
 pytestmark = FORGETS_SOCKETS
 

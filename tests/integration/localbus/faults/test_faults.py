@@ -40,11 +40,11 @@ from tests.support.process_fixtures import (
     queue_of,
     sas_token,
     take,
-    wait_until,
     with_key,
 )
 from tests.support.raised import NOT_RETRIED, RAISED
 from tests.support.raw_client import RawClient, RawError, data_of
+from tests.support.waiting import wait_until
 
 pytestmark = FORGETS_SOCKETS
 

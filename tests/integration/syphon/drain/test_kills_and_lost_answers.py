@@ -34,7 +34,8 @@ from tests.support.counting import (
     repeats,
     take_all,
 )
-from tests.support.pairing import Pair, wait_until
+from tests.support.pairing import Pair
+from tests.support.waiting import wait_until
 
 WINDOW = 60
 #: How long locks last: short where they must end, long where none may, however busy the machine is.

@@ -23,9 +23,10 @@ from tests.support.amqp_connections import plain_namespace
 from tests.support.backlog import Backlog, Remembering, encoded, numbered
 from tests.support.counting import arrivals, dead_letters, park_many
 from tests.support.entra_credential import EntraCredential
-from tests.support.pairing import Pair, wait_until
+from tests.support.pairing import Pair
 from tests.support.process_fixtures import key_of
 from tests.support.scripted_peer import KEY, Peer
+from tests.support.waiting import wait_until
 
 
 def test_a_credential_that_hangs_ends_the_drain_in_time(pair: Pair, backlog: Backlog) -> None:

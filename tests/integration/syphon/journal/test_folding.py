@@ -18,7 +18,7 @@ from pairbus.syphon.journal.row_format import SCHEMA
 from pairbus.syphon.journal.storage import split, storage_at
 from tests.support.folding import MemoryLedger, age, begun, fold_all, new_journal
 from tests.support.journal_rows import numbers, rows
-from tests.support.pairing import wait_until
+from tests.support.waiting import wait_until
 
 
 def names(root: str, run: str = "") -> list[str]:

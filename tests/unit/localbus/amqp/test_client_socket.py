@@ -13,6 +13,7 @@ import pytest
 from pairbus.localbus.amqp import client_socket
 from pairbus.localbus.amqp.client_socket import ClientSocket
 from pairbus.localbus.amqp.fairness import PIECE_BYTES, ActiveClients
+from tests.support.waiting import wait_until_async
 
 
 class Transport(asyncio.Transport):
@@ -92,14 +93,6 @@ def opened(*, eof: bool = True) -> tuple[ClientSocket, Connection, Transport]:
     return socket, connection, transport
 
 
-async def until(condition: Any) -> None:
-    async def poll() -> None:
-        while not condition():
-            await asyncio.sleep(0.001)
-
-    await asyncio.wait_for(poll(), 10)
-
-
 async def test_input_of_a_client_that_is_alone_is_processed_at_once() -> None:
     """However much it is."""
     socket, connection, _ = opened()
@@ -128,7 +121,7 @@ async def test_large_input_is_processed_in_shares_beside_other_clients() -> None
     assert not transport.reading
     assert len(connection.pieces) < 200
     socket.receive(b"later")
-    await until(lambda: transport.reading)
+    await wait_until_async(lambda: transport.reading)
     assert b"".join(connection.pieces) == data + b"later"
     assert max(map(len, connection.pieces)) == PIECE_BYTES
     assert connection.served_in_shares
@@ -143,7 +136,7 @@ async def test_no_input_is_processed_once_the_connection_is_closing() -> None:
     connection.close_after = 2
     connection.server.active_clients.record(object())
     socket.receive(b"x" * 10 * PIECE_BYTES)
-    await until(lambda: connection.closing)
+    await wait_until_async(lambda: connection.closing)
     socket.receive(b"later")
     socket.process_rest()
     await asyncio.sleep(0.01)
@@ -186,7 +179,7 @@ async def test_latency_delays_input_and_output_in_order() -> None:
     socket.receive(b"2")
     socket.write(b"b")
     assert (connection.pieces, transport.written) == ([], b"")
-    await until(lambda: len(connection.pieces) == 2 and transport.written == b"ab")
+    await wait_until_async(lambda: len(connection.pieces) == 2 and transport.written == b"ab")
     assert connection.pieces == [b"1", b"2"]
     socket.write(b"c")
     assert transport.written == b"abc"
@@ -201,7 +194,7 @@ async def test_delayed_input_is_limited(monkeypatch: pytest.MonkeyPatch) -> None
     assert transport.reading
     socket.receive(b"y")
     assert not transport.reading
-    await until(lambda: transport.reading)
+    await wait_until_async(lambda: transport.reading)
     assert connection.pieces[0] == b"x" * 10
 
 
@@ -214,7 +207,7 @@ async def test_delayed_output_is_limited(monkeypatch: pytest.MonkeyPatch) -> Non
     assert socket.writable
     socket.write(b"y")
     assert not socket.writable
-    await until(lambda: socket.writable)
+    await wait_until_async(lambda: socket.writable)
     assert connection.writable_calls == 1
     assert transport.written.startswith(b"x" * 10)
 
@@ -235,7 +228,7 @@ async def test_a_client_that_does_not_read_the_last_bytes_is_aborted(monkeypatch
     lingering.end_output()
     lost.end_output()
     lost.lost()
-    await until(lambda: first.aborted)
+    await wait_until_async(lambda: first.aborted)
     await asyncio.sleep(0.02)
     assert not second.aborted
 

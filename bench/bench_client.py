@@ -24,7 +24,7 @@ def message_of(size: int) -> bytes:
     return b"\x00\x53\x73\xc0\x27\x01\xa1\x24" + b"3354bf53-58d1-427a-b81b-fa9648b7e05a" + body
 
 
-class RawClient:
+class BenchClient:
     """A connection to localbus, authorised for one entity."""
 
     def __init__(self, connection_string: str, entity: str) -> None:
@@ -152,7 +152,7 @@ class RawClient:
         self._socket.close()
 
 
-def send_many(client: RawClient, count: int, message: bytes) -> float:
+def send_many(client: BenchClient, count: int, message: bytes) -> float:
     """Send messages as fast as credit allows. Return the seconds until the last was accepted."""
     link = client.sender(client.entity)
     pointer = link._impl
@@ -183,7 +183,7 @@ def send_many(client: RawClient, count: int, message: bytes) -> float:
     return elapsed
 
 
-def receive_many(client: RawClient, count: int, *, window: int = 1000) -> float:
+def receive_many(client: BenchClient, count: int, *, window: int = 1000) -> float:
     """Receive and complete messages. Return the seconds until the last completion was confirmed."""
     link = client.receiver(client.entity)
     pointer = link._impl
