@@ -24,6 +24,7 @@ from pairbus.domain.amqp.codec import decode
 from pairbus.domain.amqp.sections import split
 from pairbus.localbus import LocalBus
 from tests.support.pairing import IMPATIENT, Pair, pairbus_threads
+from tests.support.process_fixtures import revive
 from tests.support.raw_client import RawClient
 from tests.support.waiting import wait_until
 
@@ -62,8 +63,7 @@ class Hubs:
             PairingOptions(**given),
             event_hubs=event_hubs or self.namespace(),
         )
-        self.pair._pairings.append(made)
-        return made
+        return self.pair.keep(made)
 
     def name(self, path: str) -> str:
         """Return an entity's name in status and events."""
@@ -76,11 +76,7 @@ class Hubs:
         self.bus.kill()
 
     def heal(self) -> None:
-        self.bus.resume()
-        if self.bus._process is None or self.bus._process.poll() is not None:
-            self.bus.restart()
-        elif self.bus.faults.list():
-            self.bus.faults.clear()
+        revive(self.bus)
 
     def read(self, hub: str) -> dict[str, list[bytes]]:
         """Every partition that holds something, and the events in it, as a consumer gets them."""
@@ -157,5 +153,5 @@ def hubs(hubs_bus: tuple[LocalBus, Iterator[int]], pair: Pair) -> Iterator[Hubs]
         made.heal()
         # The SDK forgets sockets: whoever holds one lets it go before this test's filter of warnings ends.
         wait_until(lambda: not pairbus_threads(), 10, pairbus_threads)
-        pair._pairings.clear()  # an entity's refusal has a traceback, which has everything
+        pair.forget_pairings()
         gc.collect()

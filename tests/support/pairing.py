@@ -31,7 +31,7 @@ from pairbus.config.checks import Range
 from pairbus.domain.backlog import queue_path
 from pairbus.localbus import LocalBus
 from pairbus.sending.attempt import Attempt
-from tests.support.process_fixtures import administer, connect
+from tests.support.process_fixtures import administer, connect, revive
 from tests.support.raw_client import RawClient
 
 #: What a pairing of a test has unless it says otherwise: nothing takes long, and nobody pings by surprise.
@@ -77,6 +77,26 @@ def entity_of(bus: PairedNamespace, name: str) -> Any:
     """Return an entity of a pairing by its name in the status; it exists already."""
     host, _, path = name.removeprefix("sb://").partition("/")
     return bus.entity(path, list, host) if name.startswith("sb://") else bus.entity(name, list)
+
+
+def pairing_of(sender: PairedSender) -> PairedNamespace:
+    """Return the pairing that made a sender."""
+    return sender._pairing
+
+
+def entity_of_sender(sender: PairedSender) -> Any:
+    """Return the entity that a sender sends to, with its health and its connections."""
+    return sender._entity
+
+
+def backlog_queue_of(sender: PairedSender) -> Any:
+    """Return the path of the backlog queue that a sender parks in; None before its first choice."""
+    return sender._sender_queue.queue
+
+
+def use_backlog_queue(sender: PairedSender, path: str) -> None:
+    """Make a sender park in a queue as if it had chosen it."""
+    sender._sender_queue.queue = path
 
 
 def on_parking(
@@ -163,8 +183,12 @@ class Pair:
         made = pair_namespaces(
             primary or self.primary_namespace(), secondary or self.secondary_namespace(), PairingOptions(**given)
         )
-        self._pairings.append(made)
-        return made
+        return self.keep(made)
+
+    def keep(self, pairing: PairedNamespace) -> PairedNamespace:
+        """Close a pairing after the test if the test has not done so."""
+        self._pairings.append(pairing)
+        return pairing
 
     def sender(self, queue: str, **options: Any) -> PairedSender:
         """A sender of a pairing of its own, with an open link."""
@@ -174,6 +198,10 @@ class Pair:
     def close_pairings(self) -> None:
         for each in self._pairings:
             each.close()
+
+    def forget_pairings(self) -> None:
+        """Drop the pairings: an entity's last error has a traceback, which refers to everything."""
+        self._pairings.clear()
 
     def told(self, kind: str) -> list[Event]:
         """The events of a kind that the callback has heard."""
@@ -305,11 +333,7 @@ class Pair:
     def heal(self) -> None:
         """Both processes run and nothing is wrong with them."""
         for bus in (self.primary, self.secondary):
-            bus.resume()
-            if bus._process is None or bus._process.poll() is not None:
-                bus.restart()
-            elif bus.faults.list():
-                bus.faults.clear()
+            revive(bus)
 
 
 @pytest.fixture(scope="session")

@@ -103,6 +103,25 @@ def take(receiver: Any, number: int) -> list[Any]:
     return found
 
 
+def is_up(bus: LocalBus) -> bool:
+    """Return True while the process of a bus runs, paused or not."""
+    return bus._process is not None and bus._process.poll() is None
+
+
+def revive(bus: LocalBus) -> None:
+    """Resume or restart a bus, and end its faults."""
+    bus.resume()
+    if not is_up(bus):
+        bus.restart()
+    elif bus.faults.list():
+        bus.faults.clear()
+
+
+def is_retryable(error: BaseException) -> bool:
+    """Return True if the SDK would try again after this error; it has no public name for that."""
+    return bool(error._retryable)  # type: ignore[attr-defined]
+
+
 def sas_token(uri: str, key_name: str, key: str, expires_at: float) -> str:
     """A shared access signature, as the SDKs make it."""
     resource, expiry = quote_plus(uri), str(int(expires_at))

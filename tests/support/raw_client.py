@@ -102,10 +102,11 @@ class RawClient:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError(f"{what} did not come within {seconds} s")
-            self._pump(min(left, 0.5))
+            self.pump(min(left, 0.5))
         return found
 
-    def _pump(self, seconds: float) -> None:
+    def pump(self, seconds: float) -> None:
+        """Exchange bytes with the server, waiting at most so long for input."""
         self.flush()
         if select.select([self._socket], [], [], seconds)[0]:
             data = self._socket.recv(1 << 16)

@@ -137,7 +137,11 @@ class Place:
 
     def new_client(self, **options: Any) -> Face:
         cls = ServiceBusClient if self.kind == "sync" else AsyncServiceBusClient
-        made = Face(cls.from_connection_string(self.bus.connection_string, **{"retry_total": 0, **options}))
+        return self.keep_client(cls.from_connection_string(self.bus.connection_string, **{"retry_total": 0, **options}))
+
+    def keep_client(self, client: ServiceBusClient | AsyncServiceBusClient) -> Face:
+        """Give a client of either kind the one interface, and close it with the others."""
+        made = Face(client)
         self._clients.append(made)
         return made
 

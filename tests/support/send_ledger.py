@@ -34,7 +34,7 @@ from pairbus.domain.amqp.sections import split
 from pairbus.domain.amqp.types import Array, Described
 from pairbus.localbus import LocalBus
 from pairbus.sending.sdk.encoding import encoded_members, members
-from tests.support.pairing import Pair
+from tests.support.pairing import Pair, entity_of_sender
 from tests.support.raw_client import RawClient
 from tests.support.waiting import wait_until
 
@@ -131,9 +131,9 @@ class Ledger:
 
     def fail_over(self, sender: PairedSender) -> None:
         """The primary entity is failed over from now on, and one message is parked."""
-        sender._entity.failed(OperationTimeoutError(message="a failure that counts"), time.monotonic())
+        entity_of_sender(sender).failed(OperationTimeoutError(message="a failure that counts"), time.monotonic())
         self.must_send(sender, self.message())
-        assert sender._entity.health.state.value == "failed over"
+        assert entity_of_sender(sender).health.state.value == "failed over"
 
     @contextmanager
     def answers_lost(self) -> Iterator[None]:

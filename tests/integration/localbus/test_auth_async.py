@@ -64,14 +64,12 @@ def host(bus: Any) -> str:
 
 def client_of(at: Place, connection_string: str) -> Face:
     """Open a data client of a connection string for the length of a scenario."""
-    made = Face(ServiceBusClient.from_connection_string(connection_string, retry_total=0))
-    at._clients.append(made)
-    return made
+    return at.keep_client(ServiceBusClient.from_connection_string(connection_string, retry_total=0))
 
 
 def client_with_credential(at: Place, credential: Any) -> Face:
     """Open a data client with a credential; such clients use TLS, and another port than 5671 only if told so."""
-    made = Face(
+    return at.keep_client(
         ServiceBusClient(
             host(at.bus),
             credential,
@@ -81,8 +79,6 @@ def client_with_credential(at: Place, credential: Any) -> Face:
             transport_type=TransportType.Amqp,
         )
     )
-    at._clients.append(made)
-    return made
 
 
 def signed_in(at: Place, key: str) -> Face:

@@ -169,7 +169,7 @@ def test_a_slow_entity_does_not_slow_the_others(bus: LocalBus, calm: Calm) -> No
         with bus.faults.during("latency", "slow", delay=60):
             waiting = send_without_waiting(slow, link, 300)
             calm.work()
-            slow._pump(0)
+            slow.pump(0)
             assert not any(each.remote_state for each in waiting), "a slow entity has answered before its time"
 
 
@@ -184,7 +184,7 @@ def test_a_black_hole_does_not_affect_other_entities(bus: LocalBus, calm: Calm) 
         waiting = [send_without_waiting(each, link, 20) for each, link in zip(stuck, links, strict=True)]
         calm.work()
         for each in stuck:
-            each._pump(0)
+            each.pump(0)
         assert not any(each.remote_state for some in waiting for each in some)
     for each in stuck:
         each.drop()

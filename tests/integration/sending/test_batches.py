@@ -19,7 +19,7 @@ from pairbus.domain import envelope
 from pairbus.domain.backlog import queue_path
 from pairbus.sending.parcel import Ids
 from pairbus.sending.sdk.encoding import encoded_members
-from tests.support.pairing import Pair, come_back, on_parking
+from tests.support.pairing import Pair, come_back, on_parking, pairing_of
 from tests.support.process_fixtures import connect
 from tests.support.send_ledger import KEY, Ledger, key_of, peek
 
@@ -226,7 +226,7 @@ def test_a_batch_is_divided_by_the_limit_that_the_link_tells(pair: Pair, ledger:
     ledger.must_send(sender, ledger.messages(20, b"x" * 1000))
     ledger.check(but=0)
     assert in_order(pair) == [f"m{index}" for index in range(20)]
-    assert all(queue.in_rotation for queue in sender._pairing.status().queues.values())
+    assert all(queue.in_rotation for queue in pairing_of(sender).status().queues.values())
     # It is known from now on: what does not fit is told before anything is sent.
     found = sender.can_park(ServiceBusMessage(b"x" * 6000))
     assert (found.fits, found.limit) == (False, 5000)
@@ -309,7 +309,7 @@ def test_one_member_too_large_refuses_the_whole_batch(pair: Pair, ledger: Ledger
         assert f"{figure:,}" in str(error)
     found = ledger.check(but=0)
     assert list(found) == ["m0"]
-    assert sender._pairing.status().entities[queue].parked == 1
+    assert pairing_of(sender).status().entities[queue].parked == 1
 
 
 @pytest.mark.parametrize("name", [envelope.PATH, envelope.FORM])

@@ -30,7 +30,7 @@ from pairbus import (
 from pairbus.localbus import LocalBus
 from pairbus.sending import backlog as parking_module
 from pairbus.sending.connections import SenderConnection
-from tests.support.pairing import Pair, entity_of, returned_messages
+from tests.support.pairing import Pair, backlog_queue_of, entity_of, returned_messages
 from tests.support.process_fixtures import sas_token
 from tests.support.waiting import wait_until
 
@@ -616,12 +616,12 @@ def test_a_busy_backlog_queue_is_waited_for_too(pair: Pair) -> None:
     sender = bus.get_queue_sender(queue)
     pair.declare_down(bus, queue)
     sender.send_messages(ServiceBusMessage("first"))
-    assert sender._sender_queue.queue is not None
-    pair.secondary.faults.busy(sender._sender_queue.queue, count=1)
+    assert backlog_queue_of(sender) is not None
+    pair.secondary.faults.busy(backlog_queue_of(sender), count=1)
     pauses = noted_pauses(bus)
     sender.send_messages(ServiceBusMessage("second"))
     assert pauses == [10.0]
-    assert bus.status().queues[sender._sender_queue.queue].parked == 2
+    assert bus.status().queues[backlog_queue_of(sender)].parked == 2
     assert all(each.in_rotation for each in bus.status().queues.values())
 
 
@@ -654,13 +654,13 @@ def test_a_backlog_that_stays_busy_is_waited_for_as_long_as_there_is_time(pair: 
 def test_a_busy_backlog_queue_is_left_for_another_the_second_time(pair: Pair) -> None:
     """One queue is throttled for long: its senders wait as asked, try it once more, and then another."""
     bus, sender = parking(pair, send_timeout=60)
-    busy = sender._sender_queue.queue
+    busy = backlog_queue_of(sender)
     assert busy is not None
     pair.secondary.faults.busy(busy)
     pauses = noted_pauses(bus)
     sender.send_messages(ServiceBusMessage("second"))
     assert pauses == [0.2, 0.2]
-    assert sender._sender_queue.queue != busy
+    assert backlog_queue_of(sender) != busy
     assert sorted(pair.parked_by_queue().values()) == [1, 1]
     assert_rotation_whole(pair, bus)
 

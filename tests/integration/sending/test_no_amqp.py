@@ -16,7 +16,7 @@ from azure.servicebus.exceptions import ServiceBusConnectionError, ServiceBusErr
 from pairbus.sending.connections import ConnectionPool, SenderConnection
 from pairbus.sending.sdk.classification import is_unnamed
 from tests.support.event_hubs import Hubs, event, hubs, hubs_bus  # noqa: F401  # fixtures
-from tests.support.pairing import Pair, entity_of, returned_messages
+from tests.support.pairing import Pair, backlog_queue_of, entity_of, returned_messages
 from tests.support.waiting import wait_until
 
 PERFORMATIVE = struct.pack(">IBBH", 12, 2, 0, 0) + b"\x00\x53"
@@ -123,12 +123,12 @@ def test_a_backlog_queue_that_answers_nonsense_is_left_for_another(pair: Pair) -
     sender = bus.get_queue_sender(queue)
     pair.declare_down(bus, queue)
     sender.send_messages(ServiceBusMessage("1"))
-    bad = sender._sender_queue.queue
+    bad = backlog_queue_of(sender)
     assert bad is not None
     spoiled = spoil(bus.backlog.pools[bad], ANSWERS["ValueError"])
     sender.send_messages(ServiceBusMessage("2"))
     assert len(spoiled) == 2
-    assert sender._sender_queue.queue != bad
+    assert backlog_queue_of(sender) != bad
     assert [path for path, found in bus.status().queues.items() if not found.in_rotation] == [bad]
 
 

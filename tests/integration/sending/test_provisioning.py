@@ -21,7 +21,7 @@ from azure.servicebus.management import EntityStatus
 from pairbus import Namespace, PairingError, ProvisioningError
 from pairbus.domain.backlog import PROPERTIES, queue_path
 from pairbus.sending import pairing as pairing_module
-from tests.support.pairing import SLACK, Pair, pairbus_threads
+from tests.support.pairing import SLACK, Pair, pairbus_threads, pairing_of
 from tests.support.process_fixtures import Command, key_of, with_key
 from tests.support.waiting import wait_until
 
@@ -147,7 +147,7 @@ def test_a_queue_with_other_properties_is_used_as_it_is_and_reported_one_by_one(
     queue = pair.queue()
     calls.seen.clear()
     sender = pair.sender(queue, backlog_queue_count=1)
-    found = sender._pairing.status().queues[path].differences
+    found = pairing_of(sender).status().queues[path].differences
     assert found["lock_duration"] == (timedelta(seconds=30), timedelta(minutes=1))
     assert found["max_delivery_count"] == (5, 2147483647)
     assert found["dead_lettering_on_message_expiration"] == (False, True)

@@ -37,6 +37,7 @@ from tests.support.process_fixtures import (
     bodies,
     connect,
     counts,
+    is_retryable,
     queue_of,
     sas_token,
     take,
@@ -140,7 +141,7 @@ def test_an_unavailable_entity_refuses_new_links_and_detaches_open_ones(
     with faults.during("unavailable", "orders"):
         with pytest.raises(ServiceBusError) as refused:
             sender.send_messages(ServiceBusMessage("open"))
-        assert refused.value._retryable
+        assert is_retryable(refused.value)
         with pytest.raises(ServiceBusError, match="unavailable"), client.get_queue_sender("orders") as other:
             other.send_messages(ServiceBusMessage("new"))
         with pytest.raises(ServiceBusError, match="unavailable"), client.get_queue_receiver("orders") as other:
@@ -283,7 +284,7 @@ def test_a_rejected_send_raises_the_class_of_its_condition(
     assert "Because of a test." in str(refused.value)
     assert condition in str(refused.value)
     if condition != conditions.TIMEOUT:  # the SDK replaces this one by a new error without it
-        assert refused.value._retryable is (condition not in NOT_RETRIED)
+        assert is_retryable(refused.value) is (condition not in NOT_RETRIED)
     assert active(bus, "rejecting") == 0
 
 
