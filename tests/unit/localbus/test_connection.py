@@ -9,6 +9,7 @@ import pytest
 from pairbus.domain.amqp.codec import Long, UInt
 from pairbus.localbus.amqp.connection import AmqpConnection
 from pairbus.localbus.entities.message import read_message
+from pairbus.localbus.settings import QueueSettings
 from tests.support import amqp_frames as amqp
 from tests.support.fuzz_frames import FuzzServer, MemoryTransport
 
@@ -299,3 +300,53 @@ async def test_a_swallowed_attach_is_forgotten_with_its_session(server: FuzzServ
         assert list(client.connection.unanswered_links.values()) == ["orders"]
         await client.send(end)
         assert client.connection.unanswered_links == {}
+
+
+async def test_a_receiver_continues_when_its_session_has_room(server: FuzzServer) -> None:
+    """Only some megabytes are buffered beyond the session's window; a wider window lets all of them through."""
+    client = Client(server)
+    links, token = amqp.authorized("sb://localhost/", "token")
+    await client.send(links.replace(amqp.begin(), amqp.begin(incoming_window=60)), token)
+    queue = server.broker.queue("orders")
+    for _ in range(40):
+        server.broker.send(queue, [read_message(amqp.message(b"x" * 200_000))], server.clock())
+    await client.send(amqp.attach("in", 2, "orders", receiver=True), amqp.flow(2, 100, window=59))
+    for _ in range(20):
+        await server.turn()
+    transfers = len(client.performatives(amqp.TRANSFER))
+    assert transfers <= 60
+    wider = amqp.performative(amqp.FLOW, UInt(transfers), UInt(5000), UInt(1), UInt(5000))
+    await client.send(wider)
+    for _ in range(20):
+        await server.turn()
+    tags = {fields[2] for fields in client.performatives(amqp.TRANSFER)}
+    assert len(tags) == 1 + 40  # the reply of `$cbs`, and the messages
+
+
+@pytest.mark.parametrize("messages", [0, 1])
+async def test_a_drain_uses_up_the_credit(server: FuzzServer, messages: int) -> None:
+    """The messages that there are come first; then the server advances the delivery-count to the end of the credit."""
+    client = Client(server)
+    await client.send(*amqp.authorized("sb://localhost/", "token"), amqp.attach("in", 2, "orders", receiver=True))
+    for _ in range(messages):
+        server.broker.send(server.broker.queue("orders"), [read_message(amqp.message(b"x"))], server.clock())
+    before = len(client.performatives(amqp.TRANSFER))
+    handle = client.performatives(amqp.ATTACH)[-1][1]
+    fields = (UInt(before), UInt(5000), UInt(1), UInt(5000), UInt(2), UInt(0), UInt(10), None, True)
+    await client.send(amqp.performative(amqp.FLOW, *fields))
+    await server.turn()
+    assert len(client.performatives(amqp.TRANSFER)) == before + messages
+    drained = [found for found in client.performatives(amqp.FLOW) if found[4] == handle][-1]
+    assert (drained[5], drained[6]) == (10, 0)
+
+
+async def test_a_sender_link_has_the_limits_of_a_message_and_of_a_batch(server: FuzzServer) -> None:
+    """A batch is limited to a megabyte, however large one message may be."""
+    client = Client(server)
+    server.broker.create_queue(QueueSettings("large", max_message_size_in_kilobytes=2048))
+    await client.send(*amqp.authorized("sb://localhost/", "token"))
+    for handle, queue, message, batch in ((2, "orders", 256, 256), (3, "large", 2048, 1024)):
+        await client.send(amqp.attach(queue, handle, queue))
+        attached = client.performatives(amqp.ATTACH)[-1]
+        assert attached[10] == message * 1024
+        assert attached[13] == {"com.microsoft:max-message-batch-size": batch * 1024}
