@@ -22,20 +22,20 @@ from proton import Message
 
 from tests.support.raw_client import RawClient
 from tests.support.scenarios import scenario
-from tests.support.sdk_clients import Face, Place, bodies, soon, text_properties
+from tests.support.sdk_clients import AsyncFacade, SdkClients, bodies, soon, text_properties
 
 SECOND = timedelta(seconds=1)
 
 
-def deleting(at: Place, topic: str, subscription: str = "all") -> Face:
+def deleting(at: SdkClients, topic: str, subscription: str = "all") -> AsyncFacade:
     return at.receiver(topic, subscription, receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE)
 
 
-async def publish(at: Place, topic: str, *messages: ServiceBusMessage | str) -> None:
+async def publish(at: SdkClients, topic: str, *messages: ServiceBusMessage | str) -> None:
     await at.send(topic, *messages, topic=True)
 
 
-async def peeked(at: Place, topic: str, subscriptions: Sequence[str]) -> dict[str, list[str]]:
+async def peeked(at: SdkClients, topic: str, subscriptions: Sequence[str]) -> dict[str, list[str]]:
     """Return the message ids in each subscription, read without the SDK on one connection."""
 
     def look() -> dict[str, list[str]]:
@@ -56,7 +56,9 @@ async def peeked(at: Place, topic: str, subscriptions: Sequence[str]) -> dict[st
     return await asyncio.to_thread(look)
 
 
-async def filtered(at: Place, filters: dict[str, Any], messages: Sequence[ServiceBusMessage]) -> dict[str, list[str]]:
+async def filtered(
+    at: SdkClients, filters: dict[str, Any], messages: Sequence[ServiceBusMessage]
+) -> dict[str, list[str]]:
     """Create one subscription per filter; return the ids of the messages in each."""
     topic = await at.topic()
     for name, chosen in filters.items():
@@ -70,7 +72,7 @@ async def filtered(at: Place, filters: dict[str, Any], messages: Sequence[Servic
 
 
 @scenario()
-async def test_every_subscription_gets_its_own_copy(at: Place) -> None:
+async def test_every_subscription_gets_its_own_copy(at: SdkClients) -> None:
     """By default a subscription gets every message; settling one copy does not affect the others."""
     topic = await at.topic()
     for name in ("one", "two"):
@@ -89,7 +91,7 @@ async def test_every_subscription_gets_its_own_copy(at: Place) -> None:
 
 
 @scenario()
-async def test_a_batch_to_a_topic(at: Place) -> None:
+async def test_a_batch_to_a_topic(at: SdkClients) -> None:
     """Messages of a batch are filtered and copied one by one, in order."""
     topic = await at.topic()
     await at.subscription(topic)
@@ -102,7 +104,7 @@ async def test_a_batch_to_a_topic(at: Place) -> None:
 
 
 @scenario()
-async def test_a_subscription_gets_messages_sent_after_its_creation(at: Place) -> None:
+async def test_a_subscription_gets_messages_sent_after_its_creation(at: SdkClients) -> None:
     """Earlier messages are not copied; without subscriptions a message is dropped."""
     topic = await at.topic()
     await publish(at, topic, "before")
@@ -116,7 +118,7 @@ async def test_a_subscription_gets_messages_sent_after_its_creation(at: Place) -
 
 
 @scenario("sync")
-async def test_true_and_false_filters(at: Place) -> None:
+async def test_true_and_false_filters(at: SdkClients) -> None:
     """A true filter matches all messages, a false filter none."""
     found = await filtered(
         at, {"true": TrueRuleFilter(), "false": FalseRuleFilter()}, [ServiceBusMessage("x", message_id="m")]
@@ -125,7 +127,7 @@ async def test_true_and_false_filters(at: Place) -> None:
 
 
 @scenario("sync")
-async def test_correlation_filters_on_system_properties(at: Place) -> None:
+async def test_correlation_filters_on_system_properties(at: SdkClients) -> None:
     """Each system property of a correlation filter is compared for equality, including case."""
     fields = {
         "correlation_id": "correlation_id", "message_id": "message_id", "to": "to", "reply_to": "reply_to",
@@ -147,7 +149,7 @@ async def test_correlation_filters_on_system_properties(at: Place) -> None:
 
 
 @scenario("sync")
-async def test_correlation_filters_on_application_properties(at: Place) -> None:
+async def test_correlation_filters_on_application_properties(at: SdkClients) -> None:
     """Application properties are compared with their type; several conditions must all match."""
     when = datetime(2026, 11, 16, 12, tzinfo=timezone.utc)
     filters = {
@@ -179,7 +181,7 @@ async def test_correlation_filters_on_application_properties(at: Place) -> None:
 
 
 @scenario("sync")
-async def test_sql_filters(at: Place) -> None:
+async def test_sql_filters(at: SdkClients) -> None:
     """Comparison, arithmetic, LIKE, IN, EXISTS, null, system properties and parameters match as documented."""
     filters = {
         "comparison": SqlRuleFilter("amount > 10 AND colour <> 'red'"),
@@ -218,7 +220,7 @@ async def test_sql_filters(at: Place) -> None:
 
 
 @scenario("sync")
-async def test_filters_on_the_broker_s_own_fields(at: Place) -> None:
+async def test_filters_on_the_broker_s_own_fields(at: SdkClients) -> None:
     """Enqueued time, delivery count, size, sequence number, and the shorter time to live of message and topic."""
     topic = await at.topic(default_message_time_to_live=timedelta(minutes=10))
     minute, hour = timedelta(minutes=1), timedelta(hours=1)
@@ -257,7 +259,7 @@ async def test_filters_on_the_broker_s_own_fields(at: Place) -> None:
 
 
 @scenario("sync")
-async def test_a_filter_that_divides_by_zero(at: Place) -> None:
+async def test_a_filter_that_divides_by_zero(at: SdkClients) -> None:
     """Its message is dead-lettered in that subscription, or dropped by its setting; other subscriptions get it."""
     topic = await at.topic()
     filter = SqlRuleFilter("10 / amount > 1 OR 10 % amount = 3")
@@ -277,7 +279,7 @@ async def test_a_filter_that_divides_by_zero(at: Place) -> None:
 
 
 @scenario("sync")
-async def test_an_invalid_filter_is_refused(at: Place) -> None:
+async def test_an_invalid_filter_is_refused(at: SdkClients) -> None:
     """A rule with invalid SQL is not created."""
     topic = await at.topic()
     await at.subscription(topic)
@@ -292,7 +294,7 @@ async def test_an_invalid_filter_is_refused(at: Place) -> None:
 
 
 @scenario()
-async def test_a_rule_s_action_changes_the_copy(at: Place) -> None:
+async def test_a_rule_s_action_changes_the_copy(at: SdkClients) -> None:
     """SET and REMOVE change application and system properties of this subscription's copy alone."""
     topic = await at.topic()
     for name in ("plain", "changed"):
@@ -311,7 +313,7 @@ async def test_a_rule_s_action_changes_the_copy(at: Place) -> None:
 
 
 @scenario()
-async def test_several_rules(at: Place) -> None:
+async def test_several_rules(at: SdkClients) -> None:
     """Matching rules without an action make one copy together; each with an action makes one of its own."""
     topic = await at.topic()
     await at.subscription(topic)
@@ -327,7 +329,7 @@ async def test_several_rules(at: Place) -> None:
 
 
 @scenario()
-async def test_rules_apply_from_their_creation_to_their_deletion(at: Place) -> None:
+async def test_rules_apply_from_their_creation_to_their_deletion(at: SdkClients) -> None:
     """A subscription without rules gets no message; a new rule applies to messages sent afterwards."""
     topic = await at.topic()
     await at.subscription(topic)
@@ -347,7 +349,7 @@ async def test_rules_apply_from_their_creation_to_their_deletion(at: Place) -> N
 
 
 @scenario()
-async def test_each_subscription_has_its_own_dead_letters(at: Place) -> None:
+async def test_each_subscription_has_its_own_dead_letters(at: SdkClients) -> None:
     """A copy that is dead-lettered in one subscription is in that dead-letter queue alone."""
     topic = await at.topic()
     for name in ("one", "two"):
@@ -362,7 +364,7 @@ async def test_each_subscription_has_its_own_dead_letters(at: Place) -> None:
 
 
 @scenario()
-async def test_a_subscription_can_forward(at: Place) -> None:
+async def test_a_subscription_can_forward(at: SdkClients) -> None:
     """To a queue, or to another topic, whose own rules apply then."""
     queue, second = await at.queue(), await at.topic()
     await at.subscription(second, "picked")
@@ -378,7 +380,7 @@ async def test_a_subscription_can_forward(at: Place) -> None:
 
 
 @scenario()
-async def test_a_subscription_with_sessions(at: Place) -> None:
+async def test_a_subscription_with_sessions(at: SdkClients) -> None:
     """A session subscription delivers by session; a message without a session id is dead-lettered there."""
     topic = await at.topic()
     await at.subscription(topic, requires_session=True)
@@ -390,7 +392,7 @@ async def test_a_subscription_with_sessions(at: Place) -> None:
 
 
 @scenario()
-async def test_scheduled_on_a_topic(at: Place) -> None:
+async def test_scheduled_on_a_topic(at: SdkClients) -> None:
     """A scheduled message stays in the topic and is copied at its time; it can be cancelled before."""
     topic = await at.topic()
     await at.subscription(topic)
@@ -407,7 +409,7 @@ async def test_scheduled_on_a_topic(at: Place) -> None:
 
 
 @scenario()
-async def test_duplicates_on_a_topic(at: Place) -> None:
+async def test_duplicates_on_a_topic(at: SdkClients) -> None:
     """A topic with duplicate detection copies a message id once."""
     topic = await at.topic(requires_duplicate_detection=True)
     await at.subscription(topic)
@@ -418,7 +420,7 @@ async def test_duplicates_on_a_topic(at: Place) -> None:
 
 
 @scenario("async")
-async def test_time_to_live_of_topic_and_subscription(at: Place) -> None:
+async def test_time_to_live_of_topic_and_subscription(at: SdkClients) -> None:
     """The shortest time to live applies; each subscription dead-letters or drops by its own setting."""
     topic = await at.topic(default_message_time_to_live=timedelta(hours=1))
     await at.subscription(topic, "long")
@@ -437,7 +439,7 @@ async def test_time_to_live_of_topic_and_subscription(at: Place) -> None:
 
 
 @scenario("sync")
-async def test_a_topic_s_limits_and_status(at: Place) -> None:
+async def test_a_topic_s_limits_and_status(at: SdkClients) -> None:
     """A topic's quota counts its subscriptions' messages; a disabled topic accepts none."""
     topic = await at.topic(max_size_in_megabytes=1)
     await at.subscription(topic)
@@ -455,7 +457,7 @@ async def test_a_topic_s_limits_and_status(at: Place) -> None:
 
 
 @scenario("sync")
-async def test_a_subscription_s_status(at: Place) -> None:
+async def test_a_subscription_s_status(at: SdkClients) -> None:
     """A subscription that is disabled for receiving collects messages, and delivers them when it is active."""
     topic = await at.topic()
     await at.subscription(topic)
@@ -471,7 +473,7 @@ async def test_a_subscription_s_status(at: Place) -> None:
 
 
 @scenario()
-async def test_pings_are_not_copied(at: Place) -> None:
+async def test_pings_are_not_copied(at: SdkClients) -> None:
     """A ping to a topic is accepted, and no subscription gets it, whatever its rules."""
     topic = await at.topic()
     await at.subscription(topic)

@@ -250,7 +250,7 @@ def no_retries() -> Iterator[None]:
 Check: TypeAlias = Callable[[Pair, Row], None]
 
 
-class SideBySide:
+class ConcurrentChecks:
     """All checks of rows that strike one queue only, run at once: each waits much and does little."""
 
     def __init__(self, both: tuple[LocalBus, LocalBus]) -> None:
@@ -285,30 +285,32 @@ class SideBySide:
 
 
 @pytest.fixture(scope="module")
-def side_by_side(both: tuple[LocalBus, LocalBus]) -> SideBySide:
-    return SideBySide(both)
+def concurrent_checks(both: tuple[LocalBus, LocalBus]) -> ConcurrentChecks:
+    return ConcurrentChecks(both)
 
 
 @pytest.mark.parametrize("row", COUNTING, ids=str)
 def test_what_counts_is_raised_before_the_failover(
-    side_by_side: SideBySide, request: pytest.FixtureRequest, row: Row
+    concurrent_checks: ConcurrentChecks, request: pytest.FixtureRequest, row: Row
 ) -> None:
     """An outage shorter than the interval: the caller sees the SDK's error, with the message; the entity is suspect."""
-    side_by_side.check(raised_before_the_failover, row, request)
+    concurrent_checks.check(raised_before_the_failover, row, request)
 
 
 @pytest.mark.parametrize("row", COUNTING, ids=str)
 def test_what_counts_is_parked_from_the_failover_on(
-    side_by_side: SideBySide, request: pytest.FixtureRequest, row: Row
+    concurrent_checks: ConcurrentChecks, request: pytest.FixtureRequest, row: Row
 ) -> None:
     """With an interval of 0 the first failure fails over: the call that finds it out returns, its message is parked."""
-    side_by_side.check(parked_from_the_failover_on, row, request)
+    concurrent_checks.check(parked_from_the_failover_on, row, request)
 
 
 @pytest.mark.parametrize("row", CONFIGURATION, ids=str)
-def test_a_configuration_fault_is_no_outage(side_by_side: SideBySide, request: pytest.FixtureRequest, row: Row) -> None:
+def test_a_configuration_fault_is_no_outage(
+    concurrent_checks: ConcurrentChecks, request: pytest.FixtureRequest, row: Row
+) -> None:
     """The SDK's error, with the messages; nothing counts (an interval of 0 would show it), nothing is parked."""
-    side_by_side.check(no_outage, row, request)
+    concurrent_checks.check(no_outage, row, request)
 
 
 def test_a_sender_goes_on_after_a_configuration_fault(pair: Pair) -> None:

@@ -441,7 +441,7 @@ def test_a_secondary_that_stops_to_answer_is_not_waited_for_queue_by_queue(
 # --- speed and cost --------------------------------------------------------------------------------------------------
 
 
-def test_a_hundred_queues_are_looked_after_side_by_side(pair: Pair, calls: Calls) -> None:
+def test_a_hundred_queues_are_looked_after_running_scenarios(pair: Pair, calls: Calls) -> None:
     """Round trips overlap, and no thread makes more than a fraction of them; each queue is asked for once."""
     calls.before = lambda method, path: time.sleep(0.01)
     bus = pair.pairing(backlog_queue_count=100)

@@ -31,6 +31,7 @@ from pairbus.localbus import LocalBus
 from pairbus.localbus import bus_errors as conditions
 from pairbus.localbus.faults.client import FaultClient
 from pairbus.localbus.faults.faults import KINDS, FaultError
+from tests.support.expected_errors import NOT_RETRIED, RAISED
 from tests.support.process_fixtures import (
     FORGETS_SOCKETS,
     active,
@@ -43,7 +44,6 @@ from tests.support.process_fixtures import (
     take,
     with_key,
 )
-from tests.support.raised import NOT_RETRIED, RAISED
 from tests.support.raw_client import RawClient, RawError, data_of
 from tests.support.waiting import wait_until
 

@@ -28,10 +28,10 @@ from azure.servicebus.exceptions import (
 
 from pairbus.localbus import bus_errors as conditions
 from pairbus.localbus.faults.faults import KINDS
+from tests.support.expected_errors import NOT_RETRIED, RAISED
 from tests.support.process_fixtures import FORGETS_SOCKETS, collected, is_retryable  # noqa: F401
-from tests.support.raised import NOT_RETRIED, RAISED
 from tests.support.scenarios import scenario
-from tests.support.sdk_clients import Face, Place, bodies, soon
+from tests.support.sdk_clients import AsyncFacade, SdkClients, bodies, soon
 
 pytestmark = FORGETS_SOCKETS
 
@@ -39,13 +39,13 @@ pytestmark = FORGETS_SOCKETS
 SETTLEMENTS = ("complete", "abandon", "defer", "dead_letter")
 
 
-async def set_fault(at: Place, fault: str, *given: Any, **limits: Any) -> int:
+async def set_fault(at: SdkClients, fault: str, *given: Any, **limits: Any) -> int:
     """Set a fault by the name of its method; return its id."""
     return int(await asyncio.to_thread(getattr(at.bus.faults, fault), *given, **limits))
 
 
 @asynccontextmanager
-async def during(at: Place, fault: str, *given: Any, **limits: Any) -> AsyncIterator[None]:
+async def during(at: SdkClients, fault: str, *given: Any, **limits: Any) -> AsyncIterator[None]:
     """Set a fault for the length of a block."""
     id = await set_fault(at, fault, *given, **limits)
     try:
@@ -54,7 +54,7 @@ async def during(at: Place, fault: str, *given: Any, **limits: Any) -> AsyncIter
         await asyncio.to_thread(at.bus.faults.clear, id)
 
 
-async def unharmed(at: Place, other: str) -> None:
+async def unharmed(at: SdkClients, other: str) -> None:
     """Check that another queue accepts a message, delivers it and completes it."""
     await at.send(other, "elsewhere")
     receiver = at.receiver(other)
@@ -71,12 +71,12 @@ def at_least(seconds: float) -> Iterator[None]:
     assert time.monotonic() - begun >= seconds
 
 
-def impatient(at: Place, queue: str, **options: Any) -> Face:
+def impatient(at: SdkClients, queue: str, **options: Any) -> AsyncFacade:
     """Return a receiver that waits 0.7 s for the answer to a settlement instead of a minute."""
     return at.keep(at.new_client(**options).get_queue_receiver(queue, timeout=0.7))
 
 
-def settling(receiver: Face, how: str) -> Any:
+def settling(receiver: AsyncFacade, how: str) -> Any:
     return getattr(receiver, f"{how}_message")
 
 
@@ -84,7 +84,7 @@ def settling(receiver: Face, how: str) -> Any:
 
 
 @scenario("async")
-async def test_an_unavailable_entity_refuses_new_links_and_detaches_open_ones(at: Place) -> None:
+async def test_an_unavailable_entity_refuses_new_links_and_detaches_open_ones(at: SdkClients) -> None:
     """Open sender, new sender and new receiver fail, and nothing is enqueued; afterwards the same sender works."""
     queue, other = await at.queue(), await at.queue()
     await at.send(queue, "before")
@@ -109,7 +109,7 @@ UNAVAILABLE = {
 
 
 @scenario("async", cases=UNAVAILABLE)
-async def test_the_condition_of_unavailability_can_be_set(at: Place, case: str) -> None:
+async def test_the_condition_of_unavailability_can_be_set(at: SdkClients, case: str) -> None:
     """A refused attach has the given condition, for senders and receivers."""
     queue = await at.queue()
     async with during(at, "unavailable", queue, condition=case):
@@ -121,7 +121,7 @@ async def test_the_condition_of_unavailability_can_be_set(at: Place, case: str) 
 
 
 @scenario("async")
-async def test_an_unavailable_subscription_gets_its_messages(at: Place) -> None:
+async def test_an_unavailable_subscription_gets_its_messages(at: SdkClients) -> None:
     """Its receivers are refused, the topic and other subscriptions work; messages sent meanwhile are in it."""
     topic = await at.topic()
     for name in ("struck", "sister"):
@@ -135,7 +135,7 @@ async def test_an_unavailable_subscription_gets_its_messages(at: Place) -> None:
 
 
 @scenario("async")
-async def test_a_black_hole_does_not_answer(at: Place) -> None:
+async def test_a_black_hole_does_not_answer(at: SdkClients) -> None:
     """Open and new senders time out, a receiver gets nothing, nothing is enqueued; afterwards a receiver is served."""
     queue, other = await at.queue(), await at.queue()
     receiver = at.receiver(queue)
@@ -155,7 +155,7 @@ async def test_a_black_hole_does_not_answer(at: Place) -> None:
 
 
 @scenario("async")
-async def test_connections_can_be_dropped_now(at: Place) -> None:
+async def test_connections_can_be_dropped_now(at: SdkClients) -> None:
     """The next send fails and is not kept, the one after uses a new connection; other connections stay."""
     queue, other = await at.queue(), await at.queue()
     await at.send(queue, "before")
@@ -171,7 +171,7 @@ async def test_connections_can_be_dropped_now(at: Place) -> None:
 
 
 @scenario("async")
-async def test_a_sender_is_dropped_after_a_number_of_messages(at: Place) -> None:
+async def test_a_sender_is_dropped_after_a_number_of_messages(at: SdkClients) -> None:
     """The sender of the last message loses its connection; the message is kept."""
     queue, other = await at.queue(), await at.queue()
     await set_fault(at, "drop", queue, after=3, count=1)
@@ -185,7 +185,7 @@ async def test_a_sender_is_dropped_after_a_number_of_messages(at: Place) -> None
 
 
 @scenario("async")
-async def test_a_receiver_that_is_dropped_loses_no_message(at: Place) -> None:
+async def test_a_receiver_that_is_dropped_loses_no_message(at: SdkClients) -> None:
     """Its connection is cut with messages locked; after their locks another receiver gets them, counted."""
     queue = await at.queue(lock_duration=timedelta(seconds=1))
     await at.send(queue, "1", "2")
@@ -205,7 +205,7 @@ async def test_a_receiver_that_is_dropped_loses_no_message(at: Place) -> None:
 
 
 @scenario("async", cases=RAISED)
-async def test_a_rejected_send_raises_the_class_of_its_condition(at: Place, case: str) -> None:
+async def test_a_rejected_send_raises_the_class_of_its_condition(at: SdkClients, case: str) -> None:
     """The error has the rejection's condition and text and its class; nothing was enqueued, and then sends work."""
     queue, other = await at.queue(), await at.queue()
     async with during(at, "reject", case, queue, description="Because of a test."):
@@ -224,7 +224,7 @@ async def test_a_rejected_send_raises_the_class_of_its_condition(at: Place, case
 
 
 @scenario("async")
-async def test_the_sdk_retries_rejected_sends(at: Place) -> None:
+async def test_the_sdk_retries_rejected_sends(at: SdkClients) -> None:
     """A client with retries sends through two rejections, and the message is there once."""
     queue = await at.queue()
     client = at.new_client(retry_total=3, retry_backoff_factor=0.05)
@@ -235,7 +235,7 @@ async def test_the_sdk_retries_rejected_sends(at: Place) -> None:
 
 
 @scenario("async")
-async def test_a_busy_service_recovers(at: Place) -> None:
+async def test_a_busy_service_recovers(at: SdkClients) -> None:
     """Sends, new links and requests are refused with server-busy, nothing is enqueued; then the same sender works."""
     queue, other = await at.queue(), await at.queue()
     sender = at.sender(queue)
@@ -254,7 +254,7 @@ async def test_a_busy_service_recovers(at: Place) -> None:
 
 
 @scenario("async")
-async def test_an_internal_error(at: Place) -> None:
+async def test_an_internal_error(at: SdkClients) -> None:
     """Sends and requests fail with a retryable ServiceBusError; nothing is enqueued, nothing is lost."""
     queue, other = await at.queue(), await at.queue()
     await at.send(queue, "before")
@@ -270,7 +270,7 @@ async def test_an_internal_error(at: Place) -> None:
 
 
 @scenario("async")
-async def test_a_full_entity_can_still_be_emptied(at: Place) -> None:
+async def test_a_full_entity_can_still_be_emptied(at: SdkClients) -> None:
     """Sending and scheduling raise quota exceeded and add nothing; receiving goes on."""
     queue, other = await at.queue(), await at.queue()
     await at.send(queue, "before")
@@ -286,7 +286,7 @@ async def test_a_full_entity_can_still_be_emptied(at: Place) -> None:
 
 
 @scenario("async")
-async def test_a_size_limit(at: Place) -> None:
+async def test_a_size_limit(at: SdkClients) -> None:
     """Links that attach under it carry only smaller messages, batches included; other queues carry the large one."""
     queue, other = await at.queue(), await at.queue()
     large = ServiceBusMessage("x" * 3000)
@@ -304,7 +304,7 @@ async def test_a_size_limit(at: Place) -> None:
 
 
 @scenario("async")
-async def test_a_lost_acceptance(at: Place) -> None:
+async def test_a_lost_acceptance(at: SdkClients) -> None:
     """Sending and scheduling time out, and both messages are in the queue; the next send is answered."""
     queue, other = await at.queue(), await at.queue()
     sender = at.sender(queue)
@@ -323,7 +323,7 @@ async def test_a_lost_acceptance(at: Place) -> None:
 
 
 @scenario("async")
-async def test_a_retry_after_a_lost_acceptance_sends_twice(at: Place) -> None:
+async def test_a_retry_after_a_lost_acceptance_sends_twice(at: SdkClients) -> None:
     """The SDK sends again: the queue has two messages, or one with duplicate detection."""
 
     async def unheard(detecting: bool, expected: int) -> None:
@@ -340,7 +340,7 @@ async def test_a_retry_after_a_lost_acceptance_sends_twice(at: Place) -> None:
 
 
 @scenario("async", cases=SETTLEMENTS)
-async def test_a_lost_message_lock(at: Place, case: str) -> None:
+async def test_a_lost_message_lock(at: SdkClients, case: str) -> None:
     """Every settlement raises lock lost and changes nothing: the message is delivered again, counted."""
     queue, other = await at.queue(), await at.queue()
     await at.send(queue, "x")
@@ -360,7 +360,7 @@ async def test_a_lost_message_lock(at: Place, case: str) -> None:
 
 
 @scenario("async")
-async def test_a_lost_session_lock(at: Place) -> None:
+async def test_a_lost_session_lock(at: SdkClients) -> None:
     """On a session's receiver the session lock is lost; its message is kept."""
     queue, other = await at.queue(requires_session=True), await at.queue()
     await at.send(queue, ServiceBusMessage("x", session_id="a"))
@@ -394,7 +394,7 @@ PEEKED: dict[str, list[tuple[str, int]]] = {
 
 
 @scenario("async", cases=SETTLEMENTS)
-async def test_a_late_settlement(at: Place, case: str) -> None:
+async def test_a_late_settlement(at: SdkClients, case: str) -> None:
     """It is applied at once, visible to others, and answered later; other queues are not delayed."""
     queue, other = await at.queue(), await at.queue()
     await at.send(queue, "x")
@@ -419,7 +419,7 @@ async def test_a_late_settlement(at: Place, case: str) -> None:
 
 
 @scenario("async", cases=SETTLEMENTS)
-async def test_a_lost_settlement(at: Place, case: str) -> None:
+async def test_a_lost_settlement(at: SdkClients, case: str) -> None:
     """It is applied; the SDK repeats it over the management link and gets lock lost."""
     queue, other = await at.queue(), await at.queue()
     await at.send(queue, "x")
@@ -433,7 +433,7 @@ async def test_a_lost_settlement(at: Place, case: str) -> None:
 
 
 @scenario("async")
-async def test_a_settlement_that_is_never_answered(at: Place) -> None:
+async def test_a_settlement_that_is_never_answered(at: SdkClients) -> None:
     """If the second answer is lost too, the SDK times out, and the message is removed all the same."""
     queue = await at.queue()
     await at.send(queue, "x")
@@ -450,7 +450,7 @@ async def test_a_settlement_that_is_never_answered(at: Place) -> None:
 
 
 @scenario("async")
-async def test_latency_is_added_in_both_directions(at: Place) -> None:
+async def test_latency_is_added_in_both_directions(at: SdkClients) -> None:
     """A send, a request and a settlement each take the delay twice and succeed; another queue is not delayed."""
     queue, other = await at.queue(), await at.queue()
     await at.send(other, "opens its link")
@@ -474,7 +474,7 @@ async def test_latency_is_added_in_both_directions(at: Place) -> None:
 
 
 @scenario("async")
-async def test_concurrent_sends_share_the_latency(at: Place) -> None:
+async def test_concurrent_sends_share_the_latency(at: SdkClients) -> None:
     """Ten senders at once take the delay once, not ten times, and lose nothing."""
     queue = await at.queue()
     senders = [at.keep(at.new_client().get_queue_sender(queue)) for _ in range(10)]

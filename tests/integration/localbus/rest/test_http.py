@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pairbus.localbus.rest.http import HttpProtocol, Request, Response, read_target
-from tests.support.loop_server import serving
+from tests.support.protocol_server import serving
 
 Handler = Callable[[Request], Awaitable[Response]]
 

@@ -46,7 +46,7 @@ from pairbus.localbus.rest.http import HttpProtocol, Request, Response
 from pairbus.localbus.rest.management import Management
 from pairbus.localbus.settings import FOREVER, Counts
 from tests.support.fake_broker import FakeBroker
-from tests.support.loop_server import serving
+from tests.support.protocol_server import serving
 
 KEY_NAME, KEY = "RootManageSharedAccessKey", "SAS_KEY_VALUE"
 

@@ -25,7 +25,7 @@ from pairbus.localbus.rest import http, websocket
 from tests.support import amqp_frames as amqp
 from tests.support.process_fixtures import is_running
 from tests.support.scenarios import scenario
-from tests.support.sdk_clients import Face, Place, bodies
+from tests.support.sdk_clients import AsyncFacade, SdkClients, bodies
 
 #: What the SDK's async client asks aiohttp for.
 pytestmark = pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning")
@@ -47,12 +47,12 @@ def over_websockets(bus: LocalBus, case: str) -> tuple[str, dict[str, Any]]:
 
 
 @scenario(cases=("ws", "wss"))
-async def test_the_sdk_sends_and_receives(at: Place, case: str) -> None:
+async def test_the_sdk_sends_and_receives(at: SdkClients, case: str) -> None:
     """A message larger than a frame, and a batch, are sent, received and settled, plain and with TLS."""
     queue = await at.queue(max_message_size_in_kilobytes=10_240)
     cls = ServiceBusClient if at.kind == "sync" else AsyncServiceBusClient
     connection_string, options = over_websockets(at.bus, case)
-    async with Face(cls.from_connection_string(connection_string, **options)) as client:
+    async with AsyncFacade(cls.from_connection_string(connection_string, **options)) as client:
         # The sync client gives a WebSocket one second for each step.
         patience = {"socket_timeout": 10} if at.kind == "sync" else {}
         async with client.get_queue_sender(queue, **patience) as sender:
