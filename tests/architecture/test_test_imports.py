@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import pytest
 
+from tests.support.source_tree import imported
+
 TESTS = Path(__file__).resolve().parents[1]
-
-
-def modules_imported(path: Path, root: Path) -> set[str]:
-    """Return the absolute names of the modules, and of the names in them, that a file imports."""
-    package = ["tests", *path.relative_to(root).parts[:-1]]
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
-    return found
 
 
 def imported_test_modules(path: Path, root: Path = TESTS) -> set[str]:
@@ -31,7 +18,7 @@ def imported_test_modules(path: Path, root: Path = TESTS) -> set[str]:
         for other in root.rglob("*.py")
         if other.name == "conftest.py" or other.name.startswith("test_")
     }
-    return modules_imported(path, root) & modules
+    return imported(path, root, "tests") & modules
 
 
 @pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: path.relative_to(TESTS).as_posix())
