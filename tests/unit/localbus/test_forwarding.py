@@ -52,22 +52,6 @@ def test_a_session_of_expired_messages_does_not_block_another() -> None:
     assert [m.session_id for m in target.messages.values()] == ["b"]
 
 
-def test_forwarding_does_not_prolong_a_time_to_live() -> None:
-    """A message that has waited in its queue expires at the same time as there."""
-    now = 1000.0
-    broker = Broker("contoso", clock=lambda: now)
-    target = broker.create_queue(QueueSettings("target"))
-    source = broker.create_queue(QueueSettings("source"))
-    short = draft("a")
-    short.time_to_live = 10.0
-    broker.send(source, [short], now)
-    broker.update_queue(QueueSettings("source", forward_to="target"))
-    now += 6.0
-    broker.turn(now)
-    (forwarded,) = target.messages.values()
-    assert forwarded.expires_at == 1010.0
-
-
 def test_a_forwarding_cycle_ends_in_transfer_dead_letters() -> None:
     """A cycle ends after the service's number of hops, and the message is not lost."""
     broker = Broker("contoso")
