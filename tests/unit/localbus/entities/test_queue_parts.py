@@ -592,3 +592,29 @@ def test_deleting_the_oldest_messages_leaves_locked_sessions() -> None:
     assert list(queue.messages) == [1, 3]
     assert queue.delete_oldest(1, session="a") == 1
     assert list(queue.messages) == [3]
+
+
+def test_a_deferred_message_that_is_locked_cannot_be_received_again() -> None:
+    """One receiver has it until it is settled, or its lock ends."""
+    queue, _ = queue_of()
+    put(queue, 0.0)
+    (taken,) = queue.acquire(0.0, 1)
+    queue.defer(taken.lock.tag, 0.0)
+    (held,) = queue.receive_deferred([1], 1.0)
+    token = held.lock.tag
+    with pytest.raises(BusError, match="not deferred"):
+        queue.receive_deferred([1], 2.0)
+    queue.complete(token, 3.0)
+    assert not queue.messages
+
+
+def test_a_session_that_is_released_counts_no_delivery() -> None:
+    """A receiver that closes its link has not failed to process the messages that it still holds."""
+    queue, _ = queue_of(requires_session=True)
+    put(queue, 0.0, session_id="a")
+    owner = object()
+    session = queue.accept_session("a", owner, 0.0)
+    assert session is not None
+    (taken,) = queue.acquire(0.0, 1, owner, session)
+    queue.release_session(session, owner, 1.0)
+    assert (taken.lock, taken.delivery_count) == (None, 0)

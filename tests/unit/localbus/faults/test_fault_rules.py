@@ -51,6 +51,16 @@ def test_a_fault_ends_at_its_time() -> None:
     assert not faults.active
 
 
+def test_a_fault_applies_to_an_entity_that_was_used_before() -> None:
+    """The rules that apply to a path are cached: a new rule is seen at once, and its end as well."""
+    faults = faults_of({"kind": "busy", "entity": "others"})
+    assert faults.on_send("orders").error is None
+    added = faults.add(faults.read({"kind": "busy", "entity": "orders"}))
+    assert faults.on_send("orders").error is not None
+    faults.remove(added.id)
+    assert faults.on_send("orders").error is None
+
+
 def test_a_rate_does_not_use_up_the_count() -> None:
     """Only occurrences count: at a chance that is not met the fault stays."""
     faults = faults_of({"kind": "busy", "count": 1, "rate": 0.5}, chance=0.5)
