@@ -110,10 +110,7 @@ class Absence:
 
 
 class Rotation:
-    """The backlog queues in use. A sender picks one at random and stays with it until it leaves the rotation.
-
-    A queue that failed a send leaves the rotation for all senders for a while, and is then as good as any other.
-    """
+    """The backlog queues in use by all senders; a queue that failed a send leaves the rotation for a while."""
 
     def __init__(
         self, queues: Sequence[str], away_for: float, choose: Callable[[Sequence[str]], str] = _CHANCE.choice
@@ -175,19 +172,16 @@ LEAST_SECONDS = 2.0
 
 @dataclass(slots=True)
 class SenderQueue:
-    """The backlog queue that one sender stays with; its threads share it, so that a session's messages stay together.
-
-    None until the sender parks for the first time.
-    """
+    """The backlog queue that one sender stays with to keep a session's messages together; None until it parks."""
 
     queue: str | None = None
 
 
 class QueueChooser:
-    """The choice of a queue for each attempt to park the messages of one call. Pure: it knows no clock and no socket.
+    """The choice of a queue for each attempt to park the messages of one call; pure.
 
-    It starts with the queue that the sender stays with. A queue that failed is not tried again in this call. One that
-    refused a message is not tried again with that message. One that is busy is tried once more, then the others.
+    It starts with the sender's queue. One that failed is not tried again in this call, one that refused a message not
+    again with that message; one that is busy is tried once more, then the others.
     """
 
     def __init__(self, rotation: Rotation, sender_queue: SenderQueue) -> None:

@@ -1,8 +1,7 @@
 """The cost of paired namespaces: billable operations of a message, and forecasts.
 
-Microsoft bills operations: each call to the service is one, and each further 64 KB of a message another one. Lines with
-`beyond` false have the figures of Microsoft's page on paired namespaces; settlements and management calls are separate
-lines.
+Each call to the service is an operation, each further 64 KB of a message another. Lines with `beyond` false have the
+figures of Microsoft's page on paired namespaces.
 """
 
 from __future__ import annotations

@@ -11,11 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Attempt:
-    """One send on one connection, and how it ended.
-
-    A failed attempt still holds its connection: the caller reads the error and then gives it back to the pool, or
-    drops it.
-    """
+    """One send on one connection; after a failure the caller gives the connection back to the pool, or drops it."""
 
     connection: SenderConnection
     #: True if the link was open already: it may have gone stale while it was idle.

@@ -1,7 +1,4 @@
-"""The backlog queues of a pairing: messages are parked in them as bytes, and the syphon restores them.
-
-All senders of a pairing share the rotation and the connections to the backlog queues.
-"""
+"""The backlog queues of a pairing, with the rotation and connections that all its senders share."""
 
 from __future__ import annotations
 
@@ -78,21 +75,7 @@ class Backlog:
         return self._limits[queue]
 
     def park(self, parcel: Parcel, sender_queue: SenderQueue, timeout: float, stop: Callable[[], bool]) -> None:
-        """Park what is left of a parcel.
-
-        `parcel.done` says how many messages are parked, also when this raises.
-
-        Parameters
-        ----------
-        parcel
-            The messages of one call.
-        sender_queue
-            The queue that the sender stays with; changed when another one accepts the messages.
-        timeout
-            Seconds for all of it.
-        stop
-            Called before each attempt; True ends the parking early because the primary is back. The pairing's end does
-            so, too.
+        """Park what is left of a parcel until `stop` returns True or the pairing closes; count in `parcel.done`.
 
         Raises
         ------

@@ -1,9 +1,7 @@
 """Connections of the SDKs' senders, each used by one thread at a time, and every call on them with a deadline.
 
-The SDK bounds a send on an open link, but not the opening of a connection: a peer that accepts it and never answers
-would block the caller for ever. So a link is opened on a thread that may be left behind, and a watchdog cuts the
-connection of any call that is past its deadline. The watchdog also keeps idle connections alive, for which the SDK
-would use one thread for each.
+The SDK bounds a send on an open link, but not the opening of a connection. So a link is opened on a thread that may be
+left behind, and a watchdog cuts each connection whose call is late. It also keeps idle connections alive.
 """
 
 from __future__ import annotations
@@ -229,11 +227,7 @@ class ConnectionPool:
             return SenderConnection(self._make(), self.watchdog)
 
     def attempt(self, message: Any, seconds: float) -> Attempt:
-        """Send on one connection, and return the record of it.
-
-        After a success the connection is kept. After a failure the caller must `give_back` or `drop` it. An interrupt
-        (Ctrl-C) drops it and is raised.
-        """
+        """Send on one connection; after a failure the caller must `give_back` or `drop` it. Ctrl-C drops it."""
         connection = self.take()
         attempt = Attempt(connection, connection.opened, time.monotonic())
         try:

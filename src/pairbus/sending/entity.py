@@ -137,7 +137,6 @@ class Entity:
         return (events.RECOVERED if before.state is State.SUSPECT else events.FAILED_BACK), None
 
     def _announce(self, change: _Change) -> None:
-        """Emit the event of a change, if there is one."""
         if change:
             kind, why = change
             self._emit(kind, entity=self.name, **({"error": why[1]} if why else {}))

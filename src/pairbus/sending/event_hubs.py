@@ -55,7 +55,6 @@ class _PartitionSender(PairedSender):
 
     @property
     def fully_qualified_namespace(self) -> str:
-        """The event hubs namespace's host."""
         host = self._entity.event_hubs
         assert host is not None
         return host

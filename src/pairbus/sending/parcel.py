@@ -46,13 +46,7 @@ class Ids:
 
 
 class Parcel:
-    """The messages of one call on their way to the backlog: each with the caller's object and the parked bytes.
-
-    Raises
-    ------
-    NotParkableError
-        A message could not be restored from what would be parked.
-    """
+    """One call's messages on their way to the backlog; `NotParkableError` if one could not be restored."""
 
     def __init__(
         self,
@@ -98,10 +92,7 @@ class Parcel:
         return self.messages[self.done :]
 
     def unparked(self) -> Any:
-        """Return the messages that are not parked yet for the SDK's sender.
-
-        They are the bytes that were encoded first: the caller may have changed the objects since.
-        """
+        """Return what is not parked yet, as first encoded: the caller may have changed the objects since."""
         if self._prepared is not None:
             return self._prepared.rest(self.done)
         return raw_batch(self.originals[self.done :], self._sent[self.done :])

@@ -126,8 +126,8 @@ class PairedSender:
     def _deliver(self, message: Any, timeout: float, count: int) -> None:
         """Send what is ready to the primary, or park it while the primary is down, until all of it is accepted.
 
-        Each namespace has `timeout` once. If the primary comes back meanwhile there is another round, and after that
-        only the backlog: an entity that is found well and fails again must not hold a caller for longer.
+        Each namespace has `timeout` once. After `_ROUNDS` rounds only the backlog is tried: an entity that is found
+        well and fails again must not hold a caller for longer.
         """
         parcel: Parcel | None = None
         ends = time.monotonic() + 2 * timeout

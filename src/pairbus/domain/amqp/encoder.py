@@ -38,10 +38,7 @@ _U32X2 = struct.Struct(">II")
 
 
 def encode(value: Any) -> bytes:
-    """Return a value in its shortest usual encoding; a plain `int` becomes int, or long if it needs 64 bits.
-
-    TypeError for a Python type that has no AMQP type, ValueError for a value out of its type's range.
-    """
+    """Return a value in its shortest usual encoding; TypeError or ValueError for one that AMQP cannot hold."""
     encoder = _ENCODERS.get(type(value))
     if encoder is None:
         raise TypeError(f"{type(value).__name__} has no AMQP type")

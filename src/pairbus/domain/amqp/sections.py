@@ -96,18 +96,9 @@ class Entry(NamedTuple):
 
 
 def split(message: bytes, start: int = 0, seen: int = 0) -> list[Section]:
-    """Return all sections in the order of the bytes; `AmqpDecodeError` if the bytes are no AMQP message.
+    """Return the sections from byte `start` on, in any order; `seen` has a bit for each one before `start`.
 
-    The order is not checked: Python's SDK writes delivery annotations after the body.
-
-    Parameters
-    ----------
-    message
-        The encoded message.
-    start
-        The position of the first section to read.
-    seen
-        The sections before `start`, a bit for each, from the header's on.
+    Raises `AmqpDecodeError` if the bytes are no AMQP message.
     """
     sections: list[Section] = []
     pos, size, body = start, len(message), 0
@@ -141,10 +132,7 @@ def split(message: bytes, start: int = 0, seen: int = 0) -> list[Section]:
 
 
 def layout(message: bytes, start: int = 0, seen: int = 0) -> tuple[dict[int, Section], bytes, list[int]]:
-    """Return the sections by code, the bytes from the body on, and all codes if they are not in AMQP's order.
-
-    `start` and `seen` are those of `split`; the sections before the start must be in order.
-    """
+    """Return the sections by code, the bytes from the body on, and all codes if they are out of order; see `split`."""
     found = split(message, start, seen)
     where: dict[int, Section] = {}
     last, body, ordered = HEADER + seen.bit_length() - 1 if seen else 0, len(message), True
@@ -225,10 +213,7 @@ def entries(message: bytes, value: int) -> list[Entry]:
 
 
 def pairs(message: bytes, value: int) -> list[tuple[int, int, int]]:
-    """Return the start of the key, the start of the value and the end of each entry of the map at `value`.
-
-    Nothing is decoded: a caller compares keys by their bytes.
-    """
+    """Return the start of the key, the start of the value and the end of each entry of the encoded map at `value`."""
     count, pos, end = compound(message, value)
     if count % 2:
         raise AmqpDecodeError("a map has an odd number of elements")
@@ -282,10 +267,7 @@ def map_section(descriptor: bytes, parts: list[bytes], count: int, wide: bool = 
 
 
 def replace_fields(message: bytes, found: Section, at: list[int], changes: Iterable[tuple[int, bytes]]) -> bytes:
-    """Return a list's section with fields replaced, in ascending order of position; `at` are its `bounds`.
-
-    Unlike `with_fields` it keeps the section's descriptor and its 32-bit sizes.
-    """
+    """Replace fields, in ascending order of position, in a list's section with its descriptor and 32-bit sizes kept."""
     _, start, value, end = found
     parts: list[bytes] = []
     here = count = len(at) - 1
@@ -311,10 +293,7 @@ def with_fields(message: bytes, value: int | None, changes: dict[int, bytes]) ->
 
 
 def with_entries(message: bytes, value: int | None, changes: dict[str, bytes | None], key_type: type = str) -> bytes:
-    """Return the map at `value` (None: an empty one) with entries set to encoded values, or removed by None.
-
-    An existing entry keeps its place and the encoding of its key; a new one is appended.
-    """
+    """Return the map at `value` (None: an empty one) with entries set, in place or at the end, or removed by None."""
     parts: list[bytes] = []
     seen: set[str] = set()
     if value is not None:

@@ -70,10 +70,7 @@ class SqlFilter:
     _predicate: _Predicate = field(repr=False, compare=False)
 
     def matches(self, message: MessageView) -> bool:
-        """Return True if the filter is true for the message, and neither false nor unknown.
-
-        SqlEvaluationError if it divides by zero, but not in a condition that AND or OR skips.
-        """
+        """Return True if the filter is true, not unknown; raise SqlEvaluationError if it divides by zero."""
         return self._predicate(message) is True
 
 
@@ -88,10 +85,9 @@ class SqlAction:
     def edits(self, message: MessageView) -> tuple[Edit, ...]:
         """Return the changes in order, without applying them; each statement sees those before it.
 
-        A user property keeps the spelling that it has in the message. A value is converted to the type of the user
-        property that it replaces if possible; for a system property that conversion must be possible. A statement
-        without effect gives no edit: SET to an unknown value, to one that cannot be calculated or that the system
-        property cannot hold, and REMOVE of a missing property.
+        A user property keeps its spelling, and its type where the new value can be converted; for a system property the
+        conversion must be possible. A statement without effect gives no edit: SET to an unknown or impossible value,
+        and REMOVE of a missing property.
         """
         draft = Draft(dict(message.system), dict(message.user))
         edits = []
@@ -104,10 +100,7 @@ class SqlAction:
 
 
 def parse_filter(text: str, parameters: Mapping[str, object] = _NO_PARAMETERS) -> SqlFilter:
-    """Return the compiled filter; SqlSyntaxError if the text is not one.
-
-    `parameters` are the values of `@name`, with or without the `@` in their keys, in any case.
-    """
+    """Return the compiled filter; `parameters` are the values of `@name`, with or without the `@`, in any case."""
     (condition,) = _branches(parse(text, "filter"))
     return SqlFilter(text, dict(parameters), _Compiler(parameters).predicate(condition, 0))
 

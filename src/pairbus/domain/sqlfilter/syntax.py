@@ -55,7 +55,6 @@ class SqlSyntaxError(ValueError):
         self.column = column
 
     def __str__(self) -> str:
-        """Return the place and the problem."""
         return f"line {self.line}, column {self.column}: {self.problem}"
 
 

@@ -137,10 +137,7 @@ _ON_DECIMALS: Final[dict[str, Callable[[Decimal, Decimal], Decimal]]] = {
 
 
 def arithmetic(symbol: str) -> Callable[[object, object], object]:
-    """Return the operation for a symbol; it gives UNKNOWN where there is no result.
-
-    It raises SqlEvaluationError for a number divided by zero.
-    """
+    """Return the operation for a symbol: UNKNOWN where there is no result, SqlEvaluationError for a division by 0."""
     divides = symbol in ("/", "%")
 
     def calculate(left: object, right: object) -> object:
@@ -208,11 +205,9 @@ def unsigned(value: object) -> object:
 
 
 class LikePattern:
-    """A LIKE pattern: `%` stands for any characters, `_` for any single one, all others for themselves.
+    """A LIKE pattern, split at its `%`; each piece is searched once, from the end of the one before.
 
-    The pattern is split at its `%`, and each piece is searched once, from the end of the piece before it. The first
-    match is always good enough, so there is no backtracking: the time is at most proportional to the length of the
-    text times that of the pattern.
+    There is no backtracking: the first match is always good enough, and the time is at most length times pattern.
     """
 
     def __init__(self, pattern: str, escape: str | None = None) -> None:
@@ -250,10 +245,7 @@ _like_pattern = lru_cache(maxsize=256)(LikePattern)
 
 
 def like(value: object, pattern: object, escape: object = None) -> Truth:
-    """Return the truth of `value LIKE pattern`; unknown if one is no string, or the escape is not one character.
-
-    It is unknown, too, for a pattern longer than a filter can be, which may come from a message.
-    """
+    """Return the truth of `value LIKE pattern`; unknown for a bad escape and for a pattern that is too long."""
     if not isinstance(value, str) or not isinstance(pattern, str) or len(pattern) > MAX_PATTERN:
         return None
     if escape is not None and not (isinstance(escape, str) and len(escape) == 1):
@@ -276,10 +268,7 @@ def kind_of(value: object) -> type | None:
 
 
 def converted(value: object, kind: type) -> object:
-    """Return a value converted to a type; UNKNOWN if that is impossible. NULL stays NULL.
-
-    A string is parsed, an integer becomes a wider number, and a number, a boolean or a UUID becomes its text.
-    """
+    """Return a value converted to a type; UNKNOWN if that is impossible. NULL stays NULL."""
     if value is None or kind_of(value) is kind:
         return value
     try:

@@ -53,10 +53,7 @@ def port_of(host: str) -> str | None:
 
 
 def sender_to(client: ServiceBusClient, path: str, socket_timeout: float | None = None) -> ServiceBusSender:
-    """Return a sender to a queue or topic, without the SDK's keep-alive thread for each connection.
-
-    The watchdog of the connections keeps them alive instead (`connection_patches.keep_alive`).
-    """
+    """Return a sender without the SDK's keep-alive thread; the connections' watchdog keeps it alive instead."""
     sender: ServiceBusSender = client.get_queue_sender(path, keep_alive=None, socket_timeout=socket_timeout)
     patch_connection(sender)
     return sender
@@ -71,11 +68,7 @@ def token_sender(namespace: Namespace, seconds: float) -> ServiceBusSender:
 
 
 def put_token(sender: Any, seconds: float) -> None:
-    """Present a token as a sender does before it attaches, and close the connection.
-
-    Raises the SDK's error if the token is refused. Returns without one if no answer comes in time. A peer that does
-    not even greet is waited for until another thread calls `abort`.
-    """
+    """Present a token, and close the connection; return without an error if no answer comes in time."""
     deadline = time.monotonic() + seconds
     sender._create_handler(create_authentication(sender))
     handler = sender._handler

@@ -1,13 +1,7 @@
 """azure-eventhub's producer behind the interface of a Service Bus sender; imported only where it is needed.
 
-Connections, watchdog and health need not know which of the two SDKs they serve. Three things differ from
-azure-eventhub:
-
-- The SDK changes the events that it is given (annotations, tracing properties). Here it is given copies.
-- The SDK opens links of its own accord, without a bound, and asks the service for all partitions before it sends to
-  one. Here `__enter__` opens one link, straight to its target.
-- The SDK leaves the AMQP error behind one of its own to Python, which drops it when the error is raised again. Here it
-  is kept as `inner_exception`, as in Service Bus's SDK.
+It differs from azure-eventhub in three things: it sends copies, since the SDK changes events; `__enter__` opens one
+link straight to its target, since the SDK opens links unbounded; and it keeps the AMQP error as `inner_exception`.
 """
 
 from __future__ import annotations
