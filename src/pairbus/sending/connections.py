@@ -100,16 +100,12 @@ class ConnectionWatchdog:
                 pass
 
 
-def _timeout_error(message: str) -> Exception:
-    return OperationTimeoutError(message=message)
-
-
 class SenderConnection:
     """One sender of an SDK with a connection of its own: Service Bus's sender, or `HubSender` for an event hub."""
 
     def __init__(self, sender: Any, watchdog: ConnectionWatchdog) -> None:
         self.sender = sender
-        self._timeout_error = getattr(sender, "timeout_error", _timeout_error)
+        self._timeout_error = getattr(sender, "timeout_error", lambda text: OperationTimeoutError(message=text))
         self._watchdog = watchdog
         #: True while the link is open as far as is known; a call on it opens no other.
         self.opened = False

@@ -68,8 +68,6 @@ class Entity:
         self._last_ping: tuple[datetime, str | None] | None = None
         self._ping_connection: SenderConnection | None = None
 
-    # --- senders ---------------------------------------------------------------------------------------
-
     def join(self) -> None:
         """Count a sender that uses this entity's connections."""
         with self._lock:
@@ -82,8 +80,6 @@ class Entity:
             self._users -= 1
             self.pool.wanted = self._users > 0
             return [] if self._users else self.pool.close_idle()
-
-    # --- outcomes of sends -------------------------------------------------------------------------------
 
     def accepted(self, messages: int, operations: int) -> None:
         """Count a send that the primary has accepted."""
@@ -140,8 +136,6 @@ class Entity:
         if change:
             kind, why = change
             self._emit(kind, entity=self.name, **({"error": why[1]} if why else {}))
-
-    # --- pings -------------------------------------------------------------------------------------------
 
     def _ping_until_back(self) -> None:
         """Ping at every interval until the entity takes sends again, or the pairing closes."""
@@ -206,8 +200,6 @@ class Entity:
         if connection is not None:
             connection.cut()
 
-    # --- status ------------------------------------------------------------------------------------------
-
     def status(self) -> EntityStatus:
         """Return all that is known of the entity, at this moment."""
         with self._lock:
@@ -230,6 +222,3 @@ def ping_message() -> Any:
     return ServiceBusMessage(
         b"", content_type=PING_CONTENT_TYPE, time_to_live=timedelta(seconds=1), session_id=str(uuid.uuid4())
     )
-
-
-__all__ = ["PING_CONTENT_TYPE", "Entity", "entity_name", "ping_message"]

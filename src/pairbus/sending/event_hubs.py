@@ -108,8 +108,6 @@ class PairedEventHubProducer:
     def __repr__(self) -> str:
         return f"<PairedEventHubProducer to {self.eventhub_name} of {self._namespace.host}>"
 
-    # --- sending -----------------------------------------------------------------------------------------
-
     def send_event(
         self,
         event_data: Any,
@@ -238,8 +236,6 @@ class PairedEventHubProducer:
                 sender = self._senders[partition_id] = _PartitionSender(self._pairing, entity)
         return sender
 
-    # --- not supported ---------------------------------------------------------------------------------------
-
     def get_eventhub_properties(self) -> NoReturn:
         """Raise NotSupportedError: only the hub itself can answer, and it may be down."""
         raise _not_supported("get_eventhub_properties")
@@ -254,8 +250,6 @@ class PairedEventHubProducer:
 
     def flush(self, *, timeout: float | None = None, **kwargs: Any) -> None:
         """Do nothing: nothing is buffered, and a send that has returned was accepted."""
-
-    # --- open and close ------------------------------------------------------------------------------------
 
     def __enter__(self) -> PairedEventHubProducer:
         """Open nothing yet: the first send to each partition opens its link, as in the SDK."""

@@ -176,8 +176,6 @@ class PairedNamespace:
             if queue.differences:
                 self._emit(events.QUEUE_DIFFERS, queue=queue.path, differences=dict(queue.differences))
 
-    # --- senders -----------------------------------------------------------------------------------------
-
     def get_queue_sender(
         self,
         queue_name: str,
@@ -226,12 +224,6 @@ class PairedNamespace:
                 self._entities[key] = entity
         return entity
 
-    def namespace_of(self, entity: Entity) -> str | None:
-        """Return the host that a parked message must name; None for an entity of the primary."""
-        return entity.event_hubs
-
-    # --- status ------------------------------------------------------------------------------------------
-
     def status(self) -> PairingStatus:
         """Return all that is known of the pairing, at this moment."""
         self.refuse_fork()
@@ -262,8 +254,6 @@ class PairedNamespace:
         if kind == events.FAILED_BACK and self._syphon is not None:
             self._syphon.wake()
 
-    # --- checks --------------------------------------------------------------------------------------------
-
     def check(self) -> None:
         """Raise if the pairing has ended, or if this process was forked from the one that opened it."""
         if self.ended is not None:
@@ -288,8 +278,6 @@ class PairedNamespace:
             "a PairedNamespace and its senders cannot be pickled: they hold connections and credentials. Call "
             "pair_namespaces where it is used, on Spark for example inside foreachPartition"
         )
-
-    # --- close and fault -----------------------------------------------------------------------------------
 
     def __enter__(self) -> PairedNamespace:
         self.check()

@@ -38,9 +38,6 @@ class Ids:
         self._prefix = os.urandom(10).hex()
         self._numbers = itertools.count()
 
-    def __iter__(self) -> Ids:
-        return self
-
     def __next__(self) -> str:
         return f"{self._prefix}{next(self._numbers):012x}"
 

@@ -90,7 +90,6 @@ class Bench:
             ended=None,
             closing=closing,
             check=lambda: None,
-            namespace_of=lambda entity: None,
         )
         self.pairing = pairing
         self.sender = PairedSender(pairing, self.entity)

@@ -14,33 +14,13 @@ from typing import Any, NamedTuple
 
 from .codec import AmqpDecodeError, Symbol, ULong, compound, decode, encode, encode_list, encode_map, skip
 
-HEADER = 0x70
-DELIVERY_ANNOTATIONS = 0x71
-MESSAGE_ANNOTATIONS = 0x72
-PROPERTIES = 0x73
-APPLICATION_PROPERTIES = 0x74
-DATA = 0x75
-SEQUENCE = 0x76
-VALUE = 0x77
-FOOTER = 0x78
+HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, PROPERTIES, APPLICATION_PROPERTIES = range(0x70, 0x75)
+DATA, SEQUENCE, VALUE, FOOTER = range(0x75, 0x79)
 
-# The position of the delivery count in the header.
+# The position of the delivery count in the header, and of fields in the properties section.
 DELIVERY_COUNT = 4
-
-# Fields of the properties section, by position.
-MESSAGE_ID = 0
-USER_ID = 1
-TO = 2
-SUBJECT = 3
-REPLY_TO = 4
-CORRELATION_ID = 5
-CONTENT_TYPE = 6
-CONTENT_ENCODING = 7
-ABSOLUTE_EXPIRY_TIME = 8
-CREATION_TIME = 9
-GROUP_ID = 10
-GROUP_SEQUENCE = 11
-REPLY_TO_GROUP_ID = 12
+MESSAGE_ID, TO, SUBJECT, REPLY_TO, CORRELATION_ID, CONTENT_TYPE = 0, 2, 3, 4, 5, 6
+ABSOLUTE_EXPIRY_TIME, CREATION_TIME, GROUP_ID, REPLY_TO_GROUP_ID = 8, 9, 10, 12
 
 _SYMBOLIC = {
     "amqp:header:list": HEADER,
@@ -198,18 +178,7 @@ def field(message: bytes, value: int, index: int) -> Any:
 
 def entries(message: bytes, value: int) -> list[Entry]:
     """Return the entries of the map at `value` with decoded keys."""
-    count, pos, end = compound(message, value)
-    if count % 2:
-        raise AmqpDecodeError("a map has an odd number of elements")
-    found = []
-    for _ in range(count // 2):
-        key, at = decode(message, pos)
-        after = skip(message, at)
-        found.append(Entry(key, pos, at, after))
-        pos = after
-    if pos != end:
-        raise AmqpDecodeError("a map's entries do not fill its size")
-    return found
+    return [Entry(decode(message, start)[0], start, at, end) for start, at, end in pairs(message, value)]
 
 
 def pairs(message: bytes, value: int) -> list[tuple[int, int, int]]:

@@ -21,13 +21,7 @@ _LINGER_SECONDS = 5.0
 
 
 class ClientSocket:
-    """The socket of an AMQP connection.
-
-    Attributes
-    ----------
-    writable
-        False while too much output is buffered.
-    """
+    """The socket of an AMQP connection; `writable` is False while too much output is buffered."""
 
     def __init__(self, connection: AmqpConnection) -> None:
         self._connection = connection
@@ -56,8 +50,6 @@ class ClientSocket:
         """Close the socket at once; buffered output is lost."""
         if self._transport is not None:
             self._transport.abort()
-
-    # --- input -----------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
         """Process received bytes, after the latency of a fault if there is one."""
@@ -118,8 +110,6 @@ class ClientSocket:
         else:
             self._transport.pause_reading()
 
-    # --- output ----------------------------------------------------------------------------------------
-
     def write(self, data: bytes) -> None:
         """Write bytes, after the latency of a fault if there is one."""
         latency = self._server.faults.connection_latency
@@ -157,11 +147,7 @@ class ClientSocket:
         self._connection.on_writable()
 
     def end_output(self) -> None:
-        """Write nothing more; abort the socket if the client does not read the rest in time.
-
-        Only the output is closed where the transport allows it: closing the socket while the client still writes would
-        reset it, and the client would lose the last bytes.
-        """
+        """Write nothing more; abort the socket if the client does not read the rest in time."""
         self._outbound_delay.send(self._server.faults.connection_latency, 0, self._write_eof)
 
     def _write_eof(self) -> None:

@@ -1,8 +1,4 @@
-"""One client's AMQP connection: bytes to Proton, Proton's events to link handlers, output to the socket.
-
-The inbound filter limits and records the client's bytes, Proton makes events of them, and each link has a handler. A
-reply that must not be sent before the work it reports is durable goes through `after_commit`.
-"""
+"""One client's AMQP connection: bytes to Proton, Proton's events to link handlers, output to the socket."""
 
 from __future__ import annotations
 
@@ -39,25 +35,7 @@ _OPENING_TICKS = 60
 
 
 class AmqpConnection(asyncio.Protocol):
-    """An AMQP client, from the first byte of its connection to the last.
-
-    Attributes
-    ----------
-    alive
-        True from `connection_made` to `connection_lost`. Proton's pointers are valid as long as it is True.
-    grants
-        Path -> grant of each token that the client has put.
-    reply_links
-        The client's links that receive replies to requests.
-    unanswered_links
-        Link -> path of each attach that a black hole (a fault) has swallowed.
-    stalled
-        Handlers and throttles that wait until less output is buffered.
-    served_in_shares
-        True while the client sends so much that it is served in shares: its replies wait for a group commit.
-    partial_bytes
-        Bytes received of messages that are not complete yet.
-    """
+    """An AMQP client, from the first byte of its connection to the last."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -84,8 +62,6 @@ class AmqpConnection(asyncio.Protocol):
         self.served_in_shares = False
         self.partial_bytes = 0
         self.request_throttle = RequestThrottle(self)
-
-    # --- asyncio ---------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -158,8 +134,6 @@ class AmqpConnection(asyncio.Protocol):
         """Call back when everything applied so far is durable, in the order of the calls for this connection."""
         self.server.after_commit(callback, self)
 
-    # --- output ----------------------------------------------------------------------------------------
-
     def wants_output(self) -> None:
         """Have Proton's output written at the end of this turn."""
         self.server.unwritten.add(self)
@@ -203,8 +177,6 @@ class AmqpConnection(asyncio.Protocol):
             self._engine.tick(milliseconds)
             self.wants_output()
 
-    # --- closing ---------------------------------------------------------------------------------------
-
     @property
     def closing(self) -> bool:
         """True once either side has closed the connection: nothing more is accepted from the client."""
@@ -242,8 +214,6 @@ class AmqpConnection(asyncio.Protocol):
                 handler.detach(error)
             else:
                 handler.on_flow()
-
-    # --- events ----------------------------------------------------------------------------------------
 
     def _handle_events(self) -> None:
         if not self.alive:
@@ -322,10 +292,7 @@ class AmqpConnection(asyncio.Protocol):
             function(pointer)
             self.wants_output()
 
-    # --- handlers --------------------------------------------------------------------------------------
-
     def handlers(self) -> list[LinkHandler]:
-        """Return the handlers of all open links."""
         return list(self._handlers.values())
 
     def add_handler(self, handler: LinkHandler) -> None:
@@ -341,8 +308,6 @@ class AmqpConnection(asyncio.Protocol):
         if handler.open:
             handler.open = False
             handler.on_closed()
-
-    # --- grants ----------------------------------------------------------------------------------------
 
     def authorize(self, path: str, right: str | None) -> None:
         """Raise a BusError unless a token of this connection grants the right on the path."""

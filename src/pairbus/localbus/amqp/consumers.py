@@ -1,7 +1,4 @@
-"""A client that receives: it gets a queue's messages while it has credit, and settles them.
-
-A settlement is confirmed when it is durable. Faults are applied at each point where the real service can fail.
-"""
+"""A client that receives: it gets a queue's messages while it has credit, and settles them durably."""
 
 from __future__ import annotations
 
@@ -28,13 +25,7 @@ MAX_BUFFERED_BYTES = 2 * 1024 * 1024
 
 
 class Consumer(OutgoingLink):
-    """A client's receiver from a queue, a subscription or a dead-letter queue.
-
-    Attributes
-    ----------
-    can_pull
-        True while the link has credit and nothing blocks it, so that new messages of the queue are offered to it.
-    """
+    """A client's receiver; `can_pull` is True while new messages of its queue are to be offered to it."""
 
     right = LISTEN
 

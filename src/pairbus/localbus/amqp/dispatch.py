@@ -1,7 +1,4 @@
-"""The order in which receivers get messages: in turn for each queue, and first come, first served for sessions.
-
-Only receivers with credit are considered, and for a session only the one that holds it, however many are open.
-"""
+"""The order in which receivers get messages: in turn for each queue, and first come, first served for sessions."""
 
 from __future__ import annotations
 
@@ -64,14 +61,12 @@ class Dispatcher:
         return found
 
     def add(self, consumer: Consumer) -> None:
-        """Add a receiver that is open."""
         found = self._receivers(consumer.queue)
         found.consumers[consumer] = None
         if consumer.session is not None:
             found.session_holders[consumer.session] = consumer
 
     def remove(self, consumer: Consumer) -> None:
-        """Remove a receiver that is closed."""
         self._woken.pop(consumer, None)
         found = self._queues.get(consumer.queue)
         if found is not None and consumer in found.consumers:
@@ -87,7 +82,6 @@ class Dispatcher:
         heapq.heappush(self._deadlines, waiter.deadline)
 
     def remove_waiter(self, queue: Queue, waiter: Any) -> None:
-        """Remove a receiver that no longer waits for a session."""
         found = self._queues.get(queue)
         if found is not None and waiter in found.waiters:
             found.waiters.remove(waiter)
@@ -102,7 +96,6 @@ class Dispatcher:
         consumer.connection.server.schedule()
 
     def consumers(self, queue: Queue) -> list[Consumer]:
-        """Return the open receivers of a queue."""
         found = self._queues.get(queue)
         return [] if found is None else list(found.consumers)
 

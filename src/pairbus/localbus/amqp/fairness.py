@@ -1,7 +1,6 @@
-"""Fair use of the one event loop: while several clients are active, each gets it for a fraction of a millisecond.
+"""Fair use of the one event loop: a client that sends without a pause is served in shares.
 
-A client that sends without a pause is served in shares, and its replies are written every few milliseconds. A client
-that sends a little and waits is read between two shares, and its replies are written first.
+Between two shares the other clients are read and get their replies; its own replies are written every few milliseconds.
 """
 
 from __future__ import annotations
@@ -69,10 +68,7 @@ class ActiveClients:
 
 
 class CommitCallbacks:
-    """Callbacks that wait for a commit; those of one client keep their order.
-
-    Callbacks of clients that are served in shares are deferred: they run with the next group commit.
-    """
+    """Callbacks that wait for a commit, in order for each client; deferred ones run with the next group commit."""
 
     def __init__(self) -> None:
         self._next: list[Callable[[], None]] = []
@@ -87,7 +83,6 @@ class CommitCallbacks:
         self._next.append(callback)
 
     def take(self, *, with_deferred: bool) -> list[Callable[[], None]]:
-        """Remove and return the callbacks to run now."""
         taken, self._next = self._next, []
         if with_deferred:
             for callbacks in self._deferred.values():

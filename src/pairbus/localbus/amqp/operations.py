@@ -85,8 +85,6 @@ class Operations:
         self._broker.check_enabled(queue, action)
         return queue
 
-    # --- locks ---------------------------------------------------------------------------------------
-
     def _renew_lock(self, target: Any, request: Request) -> Reply:
         queue, now = self._enabled(target, bus_errors.RENEWING), self._now()
         ends = [queue.renew(_tag(token), now) for token in request.field("lock-tokens", list)]
@@ -116,8 +114,6 @@ class Operations:
             else:
                 raise AmqpDecodeError(f"disposition-status '{status}' is not known")
         return Reply()
-
-    # --- peeking, and receiving by sequence number ------------------------------------------------------------------
 
     def _peek(self, target: Any, request: Request) -> Reply:
         queue = target.inbox if isinstance(target, Topic) else _queue(target)
@@ -182,8 +178,6 @@ class Operations:
         queue.cancel_scheduled(_numbers(request))
         return Reply()
 
-    # --- sessions --------------------------------------------------------------------------------------
-
     def _set_state(self, target: Any, request: Request) -> Reply:
         state = request.field("session-state", (bytes, str), optional=True)
         raw = state.encode() if isinstance(state, str) else state
@@ -208,8 +202,6 @@ class Operations:
             # Without a body: Python's SDK cannot read an empty array.
             return Reply(204, "No sessions.", "com.microsoft:session-not-found")
         return Reply(body={"skip": skip + len(page), "sessions-ids": Array(_STRINGS, page)})
-
-    # --- rules -----------------------------------------------------------------------------------------
 
     def _add_rule(self, target: Any, request: Request) -> Reply:
         topic, subscription = self._subscription(target)
@@ -237,8 +229,6 @@ class Operations:
                 if subscription.queue is target:
                     return topic, subscription
         raise BusError(bus_errors.NOT_ALLOWED, "Rules belong to subscriptions; this is not one.")
-
-    # --- event hubs ------------------------------------------------------------------------------------
 
     def _read_hub(self, target: Any, request: Request) -> Reply:
         if not isinstance(target, Hub):

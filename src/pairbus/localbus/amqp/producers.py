@@ -1,7 +1,4 @@
-"""A client that sends: its messages go to the broker and are accepted when they are durable.
-
-Faults are applied at each point where the real service can fail.
-"""
+"""A client that sends: its messages go to the broker and are accepted when they are durable."""
 
 from __future__ import annotations
 

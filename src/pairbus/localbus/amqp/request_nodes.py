@@ -169,10 +169,7 @@ class CbsLink(RequestLink):
 
 
 class EntityManagementLink(RequestLink):
-    """Requests to an entity's `$management`.
-
-    The entity is looked up by name for each request: it may have been deleted and created again since the attach.
-    """
+    """Requests to an entity's `$management`; the entity may be another one of that name than at the attach."""
 
     def __init__(
         self, connection: AmqpConnection, link: Any, path: str, address: Address, target: Queue | Topic | Hub

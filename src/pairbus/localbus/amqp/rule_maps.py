@@ -66,7 +66,6 @@ def _map(description: dict[str, Any], name: str) -> dict[str, Any] | None:
 
 
 def _simple(value: Any) -> Any:
-    """Return a property's value for a comparison; refuse lists and maps."""
     found = plain(value)
     if found is not None and kind_of(found) is None:
         raise AmqpDecodeError("a correlation filter compares with simple values only")
@@ -74,7 +73,6 @@ def _simple(value: Any) -> Any:
 
 
 def write_rule(rule: RuleSettings, created_at: float) -> Described:
-    """Return a rule for the reply to `enumerate-rules`."""
     chosen, filter = rule.filter, Described(_TRUE, [])
     if isinstance(chosen, FalseFilter):
         filter = Described(_FALSE, [])

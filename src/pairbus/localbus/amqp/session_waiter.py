@@ -45,13 +45,7 @@ def attach_session_receiver(
 
 
 class SessionWaiter:
-    """A receiver's request for a session.
-
-    Attributes
-    ----------
-    deadline
-        The time at which the request is refused.
-    """
+    """A receiver's request for a session, which is refused at its `deadline`."""
 
     def __init__(self, connection: AmqpConnection, link: Any, path: str, queue: Queue, name: str | None) -> None:
         self._connection = connection

@@ -72,14 +72,12 @@ class Entry:
 
 
 def queue_entry(queue: Queue, context: RequestContext) -> Entry:
-    """Return a queue's entry."""
     name = queue.settings.name
     description = _description("QueueDescription", write_settings(queue, QUEUE, context))
     return Entry(name, name, description, queue.created_at, queue.updated_at, context.namespace)
 
 
 def topic_entry(topic: Topic, context: RequestContext) -> Entry:
-    """Return a topic's entry."""
     name = topic.settings.name
     description = _description("TopicDescription", write_settings(topic, TOPIC, context))
     return Entry(name, name, description, topic.created_at, topic.updated_at, context.namespace)
@@ -91,10 +89,7 @@ def short_name(subscription: Subscription) -> str:
 
 
 def subscription_entry(topic: Topic, subscription: Subscription, context: RequestContext) -> Entry:
-    """Return a subscription's entry.
-
-    `Subscriptions` and `Rules` are capitalized in ids: the JavaScript client looks for them there.
-    """
+    """Return a subscription's entry; its id is capitalized as the JavaScript client expects it."""
     name = short_name(subscription)
     path = f"{topic.settings.name}/Subscriptions/{name}"
     description = _description("SubscriptionDescription", write_settings(subscription, SUBSCRIPTION, context))
@@ -102,21 +97,18 @@ def subscription_entry(topic: Topic, subscription: Subscription, context: Reques
 
 
 def rule_entry(topic: Topic, subscription: Subscription, rule: Rule) -> Entry:
-    """Return a rule's entry."""
     name = rule.settings.name
     path = f"{topic.settings.name}/Subscriptions/{short_name(subscription)}/Rules/{name}"
     return Entry(path, name, _description("RuleDescription", write_rule(rule)), rule.created_at, rule.created_at)
 
 
 def hub_entry(hub: Hub, context: RequestContext) -> Entry:
-    """Return an event hub's entry."""
     name = hub.settings.name
     description = _description("EventHubDescription", write_settings(hub, HUB, context))
     return Entry(name, name, description, hub.created_at, hub.created_at, context.namespace)
 
 
 def namespace_entry(broker: Broker, context: RequestContext) -> Entry:
-    """Return the namespace's own entry."""
     created = write_time(broker.created_at)
     content = (
         element("CreatedTime", created)

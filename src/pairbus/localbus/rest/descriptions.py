@@ -1,8 +1,4 @@
-"""Entity descriptions in the service's XML: read into settings, written from entities.
-
-Each kind of entity has one table of its elements, for reading and for writing. The order is that of the service's .NET
-contract, which some clients rely on.
-"""
+"""Entity descriptions in the service's XML: one table for each kind, for reading and writing, in .NET's order."""
 
 from __future__ import annotations
 
@@ -49,12 +45,10 @@ class RequestContext:
         return not self.version or self.version >= version
 
     def url(self, path: str) -> str:
-        """Return the URL of an entity."""
         query = f"?api-version={quote(self.version, safe='')}" if self.version else ""
         return f"https://{self.host}/{quote(path, safe=SAFE)}{query}"
 
     def forward(self, path: str) -> str:
-        """Return the URL of a forwarding destination."""
         return f"sb://{self.host}/{path}"
 
 

@@ -1,9 +1,4 @@
-"""HTTP/1.1 for the management API: one protocol object per connection.
-
-h11 has the state machine of HTTP. This module adds limits on headers and bodies, time limits for clients that stall,
-one request at a time with responses in order, no reading while a request is handled, and an error response to every
-invalid request that HTTP still allows one for.
-"""
+"""HTTP/1.1 for the management API: h11's state machine, with limits on sizes and times, one request at a time."""
 
 from __future__ import annotations
 
@@ -92,20 +87,7 @@ def _assemble(event: h11.Request, body: bytes) -> Request:
 
 
 class HttpProtocol(asyncio.Protocol):
-    """One connection: requests are handled one after another; no exception reaches the event loop.
-
-    A request whose handler has begun is finished even if its client disconnects.
-
-    Parameters
-    ----------
-    idle_timeout
-        Seconds that a client may take between requests, and to read a response.
-    request_timeout
-        Seconds that a client may take to send a whole request.
-    linger
-        Seconds for which the rest of a refused request is read and discarded: closing the socket at once would reset
-        it, and the client would lose the response.
-    """
+    """One connection; a request whose handler has begun is finished even if its client disconnects."""
 
     def __init__(
         self,

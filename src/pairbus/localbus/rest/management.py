@@ -1,8 +1,4 @@
-"""The management REST API: requests are routed to the broker, and its entities are returned as Atom documents.
-
-A change is committed before the response. Every BusError becomes a response in the service's words. The module has no
-sockets: requests come from `http`, entities from `broker_interface`.
-"""
+"""The management REST API: requests are routed to the broker, and its entities are returned as Atom documents."""
 
 from __future__ import annotations
 
@@ -40,17 +36,7 @@ _IMMUTABLE = {
 
 
 class Management:
-    """Handles management requests.
-
-    Parameters
-    ----------
-    authorize
-        Called with the Authorization header, the path and the claim; raises a BusError.
-    commit
-        Returns when the changes are durable.
-    extra
-        Path prefix -> handler of further requests, which are authorized in the same way.
-    """
+    """Handles management requests; `extra` has further handlers by path prefix, authorized in the same way."""
 
     def __init__(
         self,
@@ -303,7 +289,6 @@ class Management:
 
 
 def _required(entity: Any, path: str) -> Any:
-    """Return an entity; raise a BusError if it is None."""
     if entity is None:
         raise not_found(path)
     return entity
@@ -315,7 +300,6 @@ def _rule(subscription: Subscription, name: str) -> Rule | None:
 
 
 def _by_name(entities: Mapping[str, Any]) -> Sequence[Any]:
-    """Return entities sorted by name, ignoring case."""
     return [entities[name] for name in sorted(entities, key=str.lower)]
 
 

@@ -65,9 +65,6 @@ _TOO_LARGE = (
 )
 
 
-# --- links -------------------------------------------------------------------------------------------------------
-
-
 class HubSender:
     """A producer's link to an event hub, or to one partition of it, with those methods of a sender that are used."""
 
@@ -142,9 +139,6 @@ def _without_inner(error: EventHubError) -> EventHubError:
     """Return an error of our own, marked so that the context which Python gives it does not count as its cause."""
     error.inner_exception = None  # type: ignore[attr-defined]
     return error
-
-
-# --- events ------------------------------------------------------------------------------------------------------
 
 
 class PreparedEvents(PreparedSend):

@@ -1,11 +1,8 @@
-"""The filter between a client's bytes and Proton.
+"""The filter between a client's bytes and Proton: limits on frames, and four parts of AMQP that Proton does not do.
 
-It does four things that Proton does not:
-
-- refuse frames that are too large, nested too deeply, or transfers on a link that the client receives on;
-- record the message-format of each delivery, which Proton hides;
-- lower credit to the largest number that Proton computes with;
-- renumber delivery-ids that are out of order. Go's and Java's SDKs send them so, and Proton would close the connection.
+It refuses nesting that is too deep, and transfers on a link that the client receives on; it records the message-format
+of each delivery; it lowers credit to what Proton computes with; and it renumbers delivery-ids that are out of order, as
+Go's and Java's SDKs send them.
 """
 
 from __future__ import annotations
@@ -66,17 +63,7 @@ class _Channel:
 
 
 class InboundFilter:
-    """Filter from the client to Proton.
-
-    Attributes
-    ----------
-    message_formats
-        (link name, delivery tag) -> message-format, for deliveries whose format is not 0.
-    runtime_metric_links
-        Names of links that asked for the partition's last event with each event they receive.
-    max_frame
-        The largest frame that the client takes.
-    """
+    """Filter from the client to Proton; `max_frame` is the largest frame that the client takes."""
 
     def __init__(self, check_key: KeyCheck = lambda name, key: False) -> None:
         self._check_key = check_key
@@ -88,13 +75,7 @@ class InboundFilter:
         self._channels: dict[int, _Channel] = {}
 
     def feed(self, data: bytes) -> bytes:
-        """Return the complete frames received so far, for Proton; keep an incomplete one until the rest comes.
-
-        Raises
-        ------
-        FramingError
-            A frame is invalid or refused. Its `valid_bytes` are still to be given to Proton.
-        """
+        """Return the complete frames received so far; keep an incomplete one until the rest comes."""
         if self._incomplete:
             data = self._incomplete + data
         out: list[bytes] = []
