@@ -73,10 +73,7 @@ def locate(text: str, entities: Entities) -> Address:
 
 
 def parse_address(text: str) -> Address:
-    """Parse any address form of the SDKs: a URL or a relative path, with or without suffixes, in any case.
-
-    A text that is longer than any entity's path is not parsed: no entity has it, and it must not cost time.
-    """
+    """Parse any address form of the SDKs, in any case; a text that is longer than any entity's path costs no time."""
     if len(text) > _MAX_LENGTH:
         return Address(text)
     path = unquote(_SCHEME.sub("", text)).strip("/")

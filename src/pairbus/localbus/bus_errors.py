@@ -1,8 +1,4 @@
-"""The errors that localbus answers with: one class, and the service's AMQP conditions and HTTP statuses.
-
-An error carries the AMQP condition (for a detach, a rejected delivery or a management reply) and the HTTP
-status (for the management REST API and `$cbs`), so that callers never read its text.
-"""
+"""The errors that localbus answers with: one class, and the service's AMQP conditions and HTTP statuses."""
 
 from __future__ import annotations
 
@@ -88,7 +84,6 @@ class BusError(Exception):
 
 
 def disabled(entity: str, what: str) -> BusError:
-    """Return the service's error for an operation that an entity's status does not allow."""
     return BusError(
         ENTITY_DISABLED,
         f"The messaging entity '{entity}' is currently disabled: {what} is refused. Its owner can enable it again.",
@@ -96,12 +91,10 @@ def disabled(entity: str, what: str) -> BusError:
 
 
 def not_found(path: str) -> BusError:
-    """Return the service's error for an entity that does not exist."""
     return BusError(NOT_FOUND, f"The messaging entity '{path}' could not be found.")
 
 
 def size_exceeded(path: str, size: int, limit: int) -> BusError:
-    """Return the service's error for a message that is too large."""
     return BusError(
         MESSAGE_SIZE_EXCEEDED,
         f"The received message (size: {size} bytes) for '{path}' exceeds the limit ({limit} bytes) currently "

@@ -14,7 +14,7 @@ import isodate
 
 from .broker.broker import Broker
 from .bus_errors import BusError
-from .rest.descriptions import HUB, QUEUE, SUBSCRIPTION, TOPIC, ReadOnlyElement, SettingElement
+from .rest.descriptions import HUB, QUEUE, SUBSCRIPTION, TOPIC, ElementTable, SettingElement
 from .settings import (
     DEFAULT_RULE,
     FOREVER,
@@ -47,10 +47,7 @@ _RULE_KEYS = ("name", "sql", "correlation", "true", "false", "action")
 
 
 def load_entities(path: Path, broker: Broker) -> int:
-    """Create the file's entities that the broker does not have yet; return the number of entities in the file.
-
-    Raises `EntitiesFileError`, before anything is created, if the file has a mistake of form.
-    """
+    """Create the file's entities that the broker lacks; if the file has a mistake of form, create none and raise."""
     try:
         with path.open("rb") as file:
             given = file.read(_MAX_BYTES + 1)
@@ -199,7 +196,7 @@ def _correlation(given: Any, where: str) -> CorrelationFilter:
 
 def _settings(
     kind: type[Any],
-    described: tuple[SettingElement | ReadOnlyElement, ...],
+    described: ElementTable,
     table: dict[str, Any],
     where: str,
     more: tuple[str, ...] = (),

@@ -81,8 +81,6 @@ class Server:
         broker.on_changed = self._changed
         self.schedule()
 
-    # --- the turn --------------------------------------------------------------------------------------
-
     def schedule(self) -> None:
         """Request a turn; it runs after the input that is being read has been applied."""
         if self._grouping:
@@ -210,8 +208,6 @@ class Server:
                 self.ended_connections = 0
                 gc.collect()
 
-    # --- requests of links -------------------------------------------------------------------------------
-
     def find_or_none(self, address: Address) -> Queue | Topic | Hub | None:
         try:
             return self.broker.find(address)
@@ -272,8 +268,6 @@ class Server:
     def _handlers(self) -> list[LinkHandler]:
         return [handler for connection in self.connections for handler in connection.handlers()]
 
-    # --- management --------------------------------------------------------------------------------------
-
     def http_protocol(self) -> HttpProtocol:
         return HttpProtocol(self._management.handle, upgrade=self._upgrade)
 
@@ -282,8 +276,6 @@ class Server:
 
     def _authorize_rest(self, header: str | None, path: str, right: str) -> None:
         self.authorizer.check_rest(header, path, right, self.now())
-
-    # --- the end -----------------------------------------------------------------------------------------
 
     async def stop(self, grace: float = 1.0) -> None:
         """Close every connection, waiting up to `grace` seconds for the clients; then commit and close the store."""

@@ -32,10 +32,7 @@ _IMMUTABLE = ("requires_session", "requires_duplicate_detection", "enable_partit
 
 
 class Catalog:
-    """All entities by lower-case path.
-
-    `on_delete` is called for each deleted queue or hub, `on_change` for each queue with new settings.
-    """
+    """All entities by lower-case path."""
 
     def __init__(
         self,
@@ -57,8 +54,6 @@ class Catalog:
         #: Inbox id -> its topic.
         self.topic_of_inbox: dict[int, Topic] = {}
         self.by_id: dict[int, Queue] = {}
-
-    # --- finding -------------------------------------------------------------------------------------
 
     def queues(self) -> list[Queue]:
         return [self._queues[key] for key in sorted(self._queues)]
@@ -83,10 +78,7 @@ class Catalog:
         return None if found is None else found.subscriptions.get(name.lower())
 
     def find(self, address: Address) -> Queue | Topic | Hub:
-        """Return the entity of an address: the queue, for a subscription or a sub-queue too.
-
-        Raises `BusError` if there is none.
-        """
+        """Return the entity of an address (the queue, for a subscription or a sub-queue too), or raise `BusError`."""
         queue: Queue | None
         if address.is_part_of_hub:
             hub = self.hub(address.entity)
@@ -118,8 +110,6 @@ class Catalog:
         if parent.settings.status in _NOT_RECEIVED_FROM:
             raise disabled(parent.path, f"{doing} '{queue.path}'")
 
-    # --- queues --------------------------------------------------------------------------------------
-
     def create_queue(self, settings: QueueSettings) -> Queue:
         self._check_name_is_free(settings.name)
         self._check_forwards(settings, settings.name)
@@ -144,8 +134,6 @@ class Catalog:
         if queue is None:
             raise not_found(path)
         self._discard(queue)
-
-    # --- topics --------------------------------------------------------------------------------------
 
     def create_topic(self, settings: TopicSettings) -> Topic:
         self._check_name_is_free(settings.name)
@@ -230,8 +218,6 @@ class Catalog:
         self._keep_subscription(topic, subscription)
         return rule
 
-    # --- hubs ----------------------------------------------------------------------------------------
-
     def create_hub(self, settings: HubSettings) -> Hub:
         self._check_name_is_free(settings.name)
         now = self._clock()
@@ -246,8 +232,6 @@ class Catalog:
             raise not_found(path)
         self._store.delete_entity(hub.id, ())
         self._on_delete(hub)
-
-    # --- persistence ---------------------------------------------------------------------------------
 
     def restore(self, row: EntityRow) -> None:
         """Recreate an entity from the store; its messages are inserted later."""
@@ -282,8 +266,6 @@ class Catalog:
         self._store.put_entity(
             EntityRow(queue.id, "subscription", queue.path, data, queue.created_at, queue.updated_at)
         )
-
-    # --- building ------------------------------------------------------------------------------------
 
     def _take_ids(self) -> int:
         id = self._next_id
@@ -325,8 +307,6 @@ class Catalog:
                 self._on_delete(each)
         self._store.delete_entity(queue.id, (queue.id, queue.id + 1, queue.id + 2))
 
-    # --- checks --------------------------------------------------------------------------------------
-
     def _check_name_is_free(self, path: str) -> None:
         if EntityPath.of(path) != EntityPath(path):
             raise BusError(
@@ -338,10 +318,7 @@ class Catalog:
             raise _exists(path)
 
     def _check_forwards(self, settings: QueueSettings, path: str) -> None:
-        """Raise `BusError` if a forwarding destination does not exist, or a queue with sessions cannot forward.
-
-        As on Azure, a queue with sessions can forward only if it is partitioned.
-        """
+        """Raise `BusError` if a forwarding destination is missing, or an unpartitioned queue with sessions forwards."""
         if settings.requires_session and settings.forward_to is not None and not settings.enable_partitioning:
             raise BusError(
                 bus_errors.INVALID_FIELD,

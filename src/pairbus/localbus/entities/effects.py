@@ -9,10 +9,7 @@ from .message import Message
 
 
 class Effects(Protocol):
-    """Effects of a queue's state changes. The broker carries them out; tests record them.
-
-    `queue` is the `Queue` that reports the effect.
-    """
+    """Effects of a state change of `queue` (a `Queue`), which the broker carries out and tests record."""
 
     def new_id(self) -> int:
         """Return an id that no other message of the namespace has had."""

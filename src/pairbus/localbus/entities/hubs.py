@@ -23,11 +23,7 @@ class Event(NamedTuple):
     payload: bytes
 
     def delivered(self, newest: Event | None = None, now: float = 0.0) -> bytes:
-        """Return the encoded event for a consumer: as it was sent, with its position as annotations.
-
-        Give the partition's `newest` event for a consumer that tracks the last enqueued event: its position is added
-        as delivery annotations, retrieved at `now`.
-        """
+        """Return the encoded event as sent, with its position and, given the partition's `newest` event, that of it."""
         position = {
             "x-opt-sequence-number": b"\x81" + self.sequence.to_bytes(8, "big"),
             "x-opt-offset": encode(str(self.offset)),

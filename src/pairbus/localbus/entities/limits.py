@@ -1,7 +1,4 @@
-"""The service's limits for one message and for one session's state.
-
-Only limits that are certain are enforced: see "Where it differs" in `docs/localbus.md`.
-"""
+"""The service's limits that are certain, for one message and for one session's state."""
 
 from __future__ import annotations
 

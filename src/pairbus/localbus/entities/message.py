@@ -1,8 +1,4 @@
-"""A message in the broker: the bytes that were sent, and the few properties that the broker owns.
-
-`read_message` parses an encoded message once, when it arrives; `Message.delivered` encodes it for a receiver. All
-sections from the properties on are kept as the bytes that were sent.
-"""
+"""A message in the broker: the bytes that were sent, and the few properties that the broker owns."""
 
 from __future__ import annotations
 
@@ -106,10 +102,7 @@ class Message:
         self.payload: bytes | None = draft.payload
 
     def delivered(self, payload: bytes, token: bytes | None = None, locked_until: float = 0.0) -> bytes:
-        """Return the encoded message for a receiver: the broker's header and annotations, the rest as sent.
-
-        `token` is the lock token in network order; without it the message is not locked.
-        """
+        """Return the encoded message for a receiver; `token`, in network order, is that of a message that is locked."""
         header, annotations, items, delivery_annotations = PREFIX.unpack_from(payload)
         at = PREFIX.size + header
         count = self.delivery_count
@@ -171,11 +164,7 @@ _code = attrgetter("code")
 
 
 def read_message(raw: bytes, *, identify: bool = True) -> Draft:
-    """Parse an encoded message into a draft.
-
-    A message without an id gets a random one if `identify` is set; the service leaves events without an id.
-    Raises `AmqpDecodeError` if the broker could not process the message.
-    """
+    """Parse an encoded message into a draft; give it a random id if it has none and `identify` is set."""
     header, annotations, items, delivery_annotations = NO_HEADER, b"", 0, b""
     draft = Draft(b"", len(raw))
     properties: sections.Section | None = None

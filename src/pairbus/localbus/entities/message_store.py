@@ -55,8 +55,6 @@ class MessageStore:
         #: The service does not count deliveries in a dead-letter queue.
         self._delivery_increment = 0 if dead_letters is None else 1
 
-    # --- adding ----------------------------------------------------------------------------------------
-
     def enqueue(self, draft: Draft, now: float) -> Message | None:
         """Add a message; return None if duplicate detection drops it."""
         if self.settings.requires_duplicate_detection and self.is_duplicate(draft.message_id, now):
@@ -135,8 +133,6 @@ class MessageStore:
         """Add an id to the duplicate history that was read from the store."""
         self.history.record(message_id, at)
 
-    # --- delivering ------------------------------------------------------------------------------------
-
     def acquire(
         self,
         now: float,
@@ -147,11 +143,7 @@ class MessageStore:
         delete: bool = False,
         max_bytes: float = NEVER,
     ) -> list[Message]:
-        """Take ready messages in order, of one session if it is given.
-
-        Each is locked for `owner`, or removed if `delete` is set. At most `limit` are taken; the message that reaches
-        `max_bytes` in all is the last one.
-        """
+        """Take up to `limit` ready messages, of one session if given; lock them, or remove them if `delete` is set."""
         ready = self._ready if session is None else session.ready
         taken: list[Message] = []
         remaining = max_bytes
@@ -238,10 +230,7 @@ class MessageStore:
         self.unlock(message)
         self._remove(message)
 
-    # --- settling --------------------------------------------------------------------------------------
-
     def complete(self, tag: bytes, now: float) -> None:
-        """Remove a locked message."""
         message = self.locked(tag, now)
         self.unlock(message)
         self._remove(message)
@@ -331,8 +320,6 @@ class MessageStore:
             self.sessions.remove_if_idle(session)
         self._effects.removed(message)
 
-    # --- dead-lettering --------------------------------------------------------------------------------
-
     def move_to_dead_letters(
         self,
         message: Message,
@@ -386,8 +373,6 @@ class MessageStore:
             "MaxDeliveryCountExceeded",
             f"Message could not be consumed after {limit} delivery attempts.",
         )
-
-    # --- deadlines -------------------------------------------------------------------------------------
 
     def request_advance(self, when: float) -> None:
         """Request a call of `advance` at that time, unless an earlier one is requested already."""

@@ -125,10 +125,7 @@ def view_of(message: Message, payload: bytes) -> MessageView:
 
 
 def _moment(seconds: float) -> datetime:
-    """Convert a time of the broker to a datetime, in whole milliseconds as receivers see it.
-
-    The expiry of a long-lived message can lie beyond the calendar's end.
-    """
+    """Convert a time of the broker to a datetime, in whole milliseconds as receivers see it."""
     try:
         return _EPOCH + timedelta(milliseconds=int(seconds * 1000))
     except OverflowError:
@@ -192,10 +189,7 @@ class Subscription:
         return len(self.rules) == 1 and all(r.matches_all and r.action is None for r in self.rules.values())
 
     def copies(self, payload: bytes, view: MessageView | None) -> list[bytes]:
-        """Return the copies for this subscription: one for all matching rules without an action, one for each with one.
-
-        Without a view every message matches.
-        """
+        """Return one copy for all matching rules without an action, one for each with one; all match without a view."""
         if view is None:
             return [payload]
         edited, unchanged = [], False

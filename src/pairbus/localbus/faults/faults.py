@@ -1,7 +1,4 @@
-"""Faults that can be set at run time: failures of the real service, on demand.
-
-Pure: rules in, decisions out. A rule has a kind, an entity or all (`*`), and how long or how often it applies.
-"""
+"""Faults that can be set at run time: failures of the real service, on demand. Pure: rules in, decisions out."""
 
 from __future__ import annotations
 
@@ -80,11 +77,7 @@ class Fault:
 
 @dataclass
 class Decision:
-    """The effect of all faults on one operation.
-
-    `error` refuses it, `swallow` ignores it and its answer, `no_reply` carries it out without an answer. `latency` is
-    added in each direction, `reply_delay` to the answer alone.
-    """
+    """The effect of all faults on one operation; `latency` counts in each direction, `reply_delay` for the answer."""
 
     error: BusError | None = None
     swallow: bool = False
@@ -107,8 +100,6 @@ class Faults:
     _applicable: dict[tuple[str, tuple[str, ...]], list[Fault]] = field(default_factory=dict)
     #: The decision for a settlement that only has latency, shared and never changed.
     _latency_only: Decision = field(default_factory=Decision)
-
-    # --- setting faults --------------------------------------------------------------------------------
 
     def read(self, request: dict[str, Any]) -> Fault:
         """Return a fault from its JSON description without setting it; raise `FaultError` for any mistake."""
@@ -159,11 +150,8 @@ class Faults:
         self.active = False
 
     def listed(self) -> list[dict[str, Any]]:
-        """Return the descriptions of the faults that have not ended."""
         now = self.clock()
         return [fault.describe() for fault in self._faults.values() if not fault.has_ended(now)]
-
-    # --- decisions -------------------------------------------------------------------------------------
 
     def _for(self, path: str, *kinds: str) -> list[Fault]:
         found = self._applicable.get((path, kinds))
@@ -229,7 +217,6 @@ class Faults:
         return decision
 
     def on_send(self, path: str) -> Decision:
-        """Decide on a sent message."""
         decision = Decision(latency=self.latency(path))
         for fault in self._for(
             path, "black-hole", "reject", "busy", "internal-error", "quota", "lost-accept", "unavailable"
@@ -255,7 +242,6 @@ class Faults:
         return dropped
 
     def on_settle(self, path: str, *, session: bool = False) -> Decision:
-        """Decide on a settlement."""
         latency = self.latency(path)
         found = self._for(path, "black-hole", "lock-lost", "late-settle", "lost-settle")
         if not found:  # the case of every message while only latency is set
@@ -300,10 +286,7 @@ class Faults:
 
 
 def covers(entity: str, path: str) -> bool:
-    """Return True if a path is an entity's own: the entity, a subscription, a sub-queue or their `$management`.
-
-    `orders/archive` is another entity than `orders`. Partitions and consumer groups have their hub's path.
-    """
+    """Return True if a path is an entity's own: the entity, a subscription, a sub-queue or their `$management`."""
     entity, path = entity.lower(), path.lower()
     return path.startswith(entity) and _PART.fullmatch(path, len(entity)) is not None
 

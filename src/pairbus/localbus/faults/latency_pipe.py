@@ -8,10 +8,7 @@ from collections.abc import Callable
 
 
 class LatencyPipe:
-    """Data on its way in one direction.
-
-    Without latency it is delivered at once, unless earlier data is still on its way.
-    """
+    """Data on its way in one direction, delivered in order; at once if there is no latency and nothing on its way."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

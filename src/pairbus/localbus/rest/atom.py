@@ -8,8 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
+from pairbus.localbus.broker.broker import Broker
+from pairbus.localbus.entities.hubs import Hub
+from pairbus.localbus.entities.queues import Queue
+from pairbus.localbus.entities.topics import Rule, Subscription, Topic
+
 from .atom_rules import write_rule
-from .broker_interface import Broker, Hub, Queue, Rule, Subscription, Topic
 from .descriptions import HUB, QUEUE, SUBSCRIPTION, TOPIC, RequestContext, write_settings
 from .xml_values import XSI, element, escape_attribute, escape_text, invalid_request, parse_xml, write_time
 

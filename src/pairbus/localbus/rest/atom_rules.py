@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from xml.etree.ElementTree import Element
 
+from pairbus.localbus.entities.topics import Rule
 from pairbus.localbus.settings import (
     DEFAULT_RULE,
     CorrelationFilter,
@@ -16,7 +17,6 @@ from pairbus.localbus.settings import (
     TrueFilter,
 )
 
-from .broker_interface import Rule
 from .xml_values import (
     child,
     element,

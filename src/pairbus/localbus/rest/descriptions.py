@@ -10,9 +10,11 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 from xml.etree.ElementTree import Element
 
+from pairbus.localbus.entities.hubs import Hub
+from pairbus.localbus.entities.queues import Queue
+from pairbus.localbus.entities.topics import Subscription, Topic
 from pairbus.localbus.settings import CorrelationFilter, Counts
 
-from .broker_interface import Hub, Queue, Topic
 from .xml_values import (
     child,
     element,
@@ -74,6 +76,10 @@ class ReadOnlyElement:
     write: Callable[[Any], str]
     since: str = ""
     attributes: str = ""
+
+
+#: The elements of one kind of entity.
+ElementTable = tuple[SettingElement | ReadOnlyElement, ...]
 
 
 def _duration(tag: str, field: str) -> SettingElement:
@@ -197,7 +203,7 @@ _MAX_MESSAGE_SIZE = _integer("MaxMessageSizeInKilobytes", "max_message_size_in_k
 _MESSAGE_COUNT = ReadOnlyElement("MessageCount", lambda e: str(e.counts().total))
 _SIZE = ReadOnlyElement("SizeInBytes", lambda e: str(e.size_in_bytes))
 
-QUEUE: tuple[SettingElement | ReadOnlyElement, ...] = (
+QUEUE: ElementTable = (
     _duration("LockDuration", "lock_duration"),
     _integer("MaxSizeInMegabytes", "max_size_in_megabytes"),
     _boolean("RequiresDuplicateDetection", "requires_duplicate_detection"),
@@ -224,7 +230,7 @@ QUEUE: tuple[SettingElement | ReadOnlyElement, ...] = (
     _MAX_MESSAGE_SIZE,
 )
 
-TOPIC: tuple[SettingElement | ReadOnlyElement, ...] = (
+TOPIC: ElementTable = (
     _TIME_TO_LIVE,
     _integer("MaxSizeInMegabytes", "max_size_in_megabytes"),
     _boolean("RequiresDuplicateDetection", "requires_duplicate_detection"),
@@ -249,7 +255,7 @@ TOPIC: tuple[SettingElement | ReadOnlyElement, ...] = (
     _MAX_MESSAGE_SIZE,
 )
 
-SUBSCRIPTION: tuple[SettingElement | ReadOnlyElement, ...] = (
+SUBSCRIPTION: ElementTable = (
     _duration("LockDuration", "lock_duration"),
     _boolean("RequiresSession", "requires_session"),
     _TIME_TO_LIVE,
@@ -269,7 +275,7 @@ SUBSCRIPTION: tuple[SettingElement | ReadOnlyElement, ...] = (
     _AVAILABLE,
 )
 
-HUB: tuple[SettingElement | ReadOnlyElement, ...] = (
+HUB: ElementTable = (
     ReadOnlyElement("MessageRetentionInDays", lambda _: "7"),
     ReadOnlyElement("Status", lambda _: "Active"),
     ReadOnlyElement("CreatedAt", lambda e: write_time(e.created_at)),
@@ -286,9 +292,7 @@ HUB: tuple[SettingElement | ReadOnlyElement, ...] = (
 _OPTIONAL = frozenset(("ForwardTo", "ForwardDeadLetteredMessagesTo", "UserMetadata"))
 
 
-def read_settings(
-    description: Element, table: Iterable[SettingElement | ReadOnlyElement], context: RequestContext
-) -> dict[str, Any]:
+def read_settings(description: Element, table: ElementTable, context: RequestContext) -> dict[str, Any]:
     """Return the settings in a description; unknown and read-only elements are skipped."""
     given: dict[str, Any] = {}
     for each in table:
@@ -307,7 +311,9 @@ def read_settings(
 
 
 def write_settings(
-    entity: Queue | Topic | Hub, table: Iterable[SettingElement | ReadOnlyElement], context: RequestContext
+    entity: Queue | Topic | Subscription | Hub,
+    table: Iterable[SettingElement | ReadOnlyElement],
+    context: RequestContext,
 ) -> str:
     """Return the elements of an entity that the request's API version has."""
     parts = []

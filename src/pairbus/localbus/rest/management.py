@@ -8,12 +8,13 @@ from urllib.parse import quote
 from xml.etree.ElementTree import Element
 
 from pairbus.localbus.addresses import EntityPath
+from pairbus.localbus.broker.broker import Broker
 from pairbus.localbus.bus_errors import ENTITY_EXISTS, NOT_ALLOWED, UNAUTHORIZED, BusError, not_found
+from pairbus.localbus.entities.topics import Rule, Subscription
 from pairbus.localbus.settings import HubSettings, QueueSettings, TopicSettings, check_path, check_subscription_name
 
 from . import atom
 from .atom_rules import read_rule
-from .broker_interface import Broker, Rule, Subscription
 from .descriptions import HUB, QUEUE, SUBSCRIPTION, TOPIC, RequestContext, read_settings
 from .error_responses import service_error
 from .http import Handler, Request, Response
