@@ -94,6 +94,12 @@ def not_found(path: str) -> BusError:
     return BusError(NOT_FOUND, f"The messaging entity '{path}' could not be found.")
 
 
+def session_lock_lost() -> BusError:
+    return BusError(
+        SESSION_LOCK_LOST, "The session lock has expired on the MessageSession. Accept a new MessageSession."
+    )
+
+
 def size_exceeded(path: str, size: int, limit: int) -> BusError:
     return BusError(
         MESSAGE_SIZE_EXCEEDED,

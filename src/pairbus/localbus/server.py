@@ -227,19 +227,13 @@ class Server:
             connection.close_expired(now)
 
     def hub_ready(self, partition: Partition) -> None:
-        readers = self.hub_readers.get(partition)
-        for reader in list(readers or ()):
+        for reader in self.hub_readers.get(partition, ()):
             self.after_commit(reader.pull)
 
     def _session_lost(self, queue: Queue, session: str, owner: Any) -> None:
         for consumer in self.dispatcher.consumers(queue):
             if consumer.holds_session(session, owner):
-                consumer.detach(
-                    BusError(
-                        bus_errors.SESSION_LOCK_LOST,
-                        "The session lock has expired on the MessageSession. Accept a new MessageSession.",
-                    )
-                )
+                consumer.detach(bus_errors.session_lock_lost())
 
     def _changed(self, queue: Queue) -> None:
         """Wake the receivers of a queue with new settings: those that may not receive any more are refused."""
@@ -259,14 +253,11 @@ class Server:
                 consumer.detach(error)
             for waiter in waiters:
                 waiter.refuse(error)
-        for handler in self._handlers():
+        for handler in [each for connection in self.connections for each in connection.handlers()]:
             if (isinstance(handler, Producer) and entity in (handler.queue, handler.target)) or (
                 isinstance(handler, HubConsumer) and isinstance(entity, Hub) and handler.partition in entity.partitions
             ):
                 handler.detach(error)
-
-    def _handlers(self) -> list[LinkHandler]:
-        return [handler for connection in self.connections for handler in connection.handlers()]
 
     def http_protocol(self) -> HttpProtocol:
         return HttpProtocol(self._management.handle, upgrade=self._upgrade)
@@ -292,6 +283,3 @@ class Server:
             self._timer.cancel()
         self._stopped = True
         self.broker.store.close()
-
-
-__all__ = ["Server"]

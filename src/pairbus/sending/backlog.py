@@ -54,7 +54,8 @@ class Backlog:
         self.lock = threading.Lock()
         #: Backlog queue -> the largest batch that it takes, as far as is known.
         self._limits = {queue.path: queue.limit for queue in provisioned.queues}
-        self._smallest_limit = min(self._limits.values())
+        #: The largest batch that every backlog queue takes, as far as is known.
+        self.limit = min(self._limits.values())
         #: Backlog queue -> the connections to it.
         self.pools = {path: ConnectionPool(partial(sender_to, client, path), watchdog) for path in self._queues}
         self._parked = dict.fromkeys(self._queues, 0)
@@ -64,11 +65,6 @@ class Backlog:
         self._operations = operations
         self._emit = emit
         self.closing = closing
-
-    @property
-    def limit(self) -> int:
-        """The largest batch that every backlog queue takes, as far as is known."""
-        return self._smallest_limit
 
     def limit_of(self, queue: str) -> int:
         """Return the largest batch that one backlog queue takes, as far as is known."""
@@ -113,7 +109,7 @@ class Backlog:
         """Adopt the limit that the service has given an open link."""
         if connection.limit and connection.limit != self._limits[queue]:
             self._limits[queue] = connection.limit
-            self._smallest_limit = min(self._limits.values())
+            self.limit = min(self._limits.values())
 
     def _accepted(self, queue: str, messages: Sequence[bytes]) -> None:
         with self.lock:

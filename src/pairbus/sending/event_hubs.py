@@ -65,16 +65,14 @@ class _PartitionSender(PairedSender):
 
     def limit(self) -> int:
         """Return the largest batch that the hub takes; while it is down the last known, or what every hub takes."""
-        return self._entity.pool.limit or self._ask_limit()
+        if not self.known_limit:
+            self._open()
+        return self.known_limit or STANDARD_LIMIT
 
     @property
     def known_limit(self) -> int:
         """The largest batch that the hub takes; 0 if no link was open yet."""
         return self._entity.pool.limit
-
-    def _ask_limit(self) -> int:
-        self._open()
-        return self._entity.pool.limit or STANDARD_LIMIT
 
 
 class PairedEventHubProducer:
@@ -168,7 +166,10 @@ class PairedEventHubProducer:
             raise ValueError(
                 f"Max message size: {max_size_in_bytes} is too large, acceptable max batch size is: {limit} bytes."
             )
-        return self._batch(partition_id, partition_key, max_size_in_bytes or limit)
+        batch: EventDataBatch = self._sdk.new_batch(
+            self._namespace.host, self.eventhub_name, partition_id, partition_key, max_size_in_bytes or limit
+        )
+        return batch
 
     def can_park(
         self, event_data: Any, *, partition_id: str | None = None, partition_key: str | None = None
@@ -210,12 +211,6 @@ class PairedEventHubProducer:
         # Before a link is open the limit is unknown; the link that opens checks it.
         limit = sender.known_limit or sdk.UNLIMITED
         return sdk.several_events(list(events), host, self.eventhub_name, partition_id, partition_key, limit), sender
-
-    def _batch(self, partition_id: str | None, partition_key: Any, limit: int) -> EventDataBatch:
-        batch: EventDataBatch = self._sdk.new_batch(
-            self._namespace.host, self.eventhub_name, partition_id, partition_key, limit
-        )
-        return batch
 
     def _bound(self, timeout: float | None) -> float:
         """Return the seconds that a send may take. As in the SDK, 0 stands for the default."""

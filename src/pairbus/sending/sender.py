@@ -240,16 +240,14 @@ class PairedSender:
     def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
         """Return a batch to add messages to, with the primary's limit; the last known one while the primary is down."""
         self._check()
-        limit = self._entity.pool.limit or self._ask_limit()
+        if not self._entity.pool.limit:
+            self._open()
+        limit = self._entity.pool.limit or min(STANDARD_LIMIT, self._backlog.limit)
         if max_size_in_bytes and max_size_in_bytes > limit:
             raise ValueError(
                 f"Max message size: {max_size_in_bytes} is too large, acceptable max batch size is: {limit} bytes."
             )
         return empty_batch(max_size_in_bytes or limit, self._span_attributes)
-
-    def _ask_limit(self) -> int:
-        self._open()
-        return self._entity.pool.limit or min(STANDARD_LIMIT, self._backlog.limit)
 
     def can_park(self, message: Any) -> Parkable:
         """Return whether a message could be parked, should the primary fail: its sizes and, if not, the reason."""

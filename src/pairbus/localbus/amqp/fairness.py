@@ -5,9 +5,11 @@ Between two shares the other clients are read and get their replies; its own rep
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pairbus.localbus.server import Server
 
 #: A client counts as active for this long after its last bytes.
 _ACTIVE_SECONDS = 1.0
@@ -22,16 +24,7 @@ GROUP_COMMIT_SECONDS = 0.002
 SHARED_PULL, ALONE_PULL = 25, 200
 
 
-class Rounds(Protocol):
-    """The server's loop, and True if it will commit and reply in the loop's next round."""
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop: ...
-    @property
-    def is_turn_due(self) -> bool: ...
-
-
-def yield_to_others(server: Rounds, resume: Callable[[], None], rounds: int = ROUNDS_BETWEEN_SHARES) -> None:
+def yield_to_others(server: Server, resume: Callable[[], None], rounds: int = ROUNDS_BETWEEN_SHARES) -> None:
     """Call `resume` after the rounds of the loop in which other clients are read and get their replies."""
     if rounds > 0 or (rounds > -ROUNDS_BETWEEN_SHARES and server.is_turn_due):
         server.loop.call_soon(yield_to_others, server, resume, rounds - 1)

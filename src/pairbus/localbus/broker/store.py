@@ -91,12 +91,9 @@ class SqliteStore:
             self._check_version(path)
             self._db.execute("COMMIT")
             self._highest = int(self._db.execute("SELECT COALESCE(MAX(id), 0) FROM messages").fetchone()[0])
-        except sqlite3.Error as error:
+        except (sqlite3.Error, StoreError) as error:
             self._db.close()
             raise _unusable(path, error) from None
-        except StoreError:
-            self._db.close()
-            raise
         self._budget = cache_bytes
         self._cached: dict[int, int] = {}
         self._cached_bytes = 0
@@ -306,16 +303,15 @@ def _connect(path: Path) -> sqlite3.Connection:
         ours = "about" in tables and db.execute("SELECT 1 FROM about WHERE key = 'schema'").fetchone()
         if tables and not ours:
             raise StoreError(f"{path} is another program's database, not a localbus store; name another file")
-    except sqlite3.Error as error:
+    except (sqlite3.Error, StoreError) as error:
         db.close()
         raise _unusable(path, error) from None
-    except StoreError:
-        db.close()
-        raise
     return db
 
 
-def _unusable(path: Path, error: sqlite3.Error) -> StoreError:
+def _unusable(path: Path, error: sqlite3.Error | StoreError) -> StoreError:
+    if isinstance(error, StoreError):
+        return error
     if not isinstance(error, sqlite3.OperationalError):
         return StoreError(f"{path} is not a localbus store ({error}); name another file")
     hint = "is another localbus using it?" if "locked" in str(error) else "is the folder there and writable?"

@@ -200,10 +200,7 @@ class MessageStore:
         message = self._locks.get(tag)
         if message is None or message.lock.end <= now:
             if self.sessions is not None:
-                raise BusError(
-                    bus_errors.SESSION_LOCK_LOST,
-                    "The session lock has expired on the MessageSession. Accept a new MessageSession.",
-                )
+                raise bus_errors.session_lock_lost()
             raise BusError(
                 bus_errors.MESSAGE_LOCK_LOST,
                 "The lock supplied is invalid. Either the lock expired, or the message has already been removed "

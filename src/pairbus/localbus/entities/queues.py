@@ -188,10 +188,7 @@ class Queue(MessageStore):
         """Return a locked session; raise `BusError` if its lock has ended."""
         session = self._session_table().get(id)
         if session is None or session.owner is None or session.until <= now:
-            raise BusError(
-                bus_errors.SESSION_LOCK_LOST,
-                "The session lock has expired on the MessageSession. Accept a new MessageSession.",
-            )
+            raise bus_errors.session_lock_lost()
         return session
 
     def set_session_state(self, id: str, state: bytes | None, now: float) -> None:

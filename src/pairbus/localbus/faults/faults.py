@@ -187,10 +187,7 @@ class Faults:
             return None
         for fault in self._for(path, "unavailable", "busy"):
             if self._occurs(fault):
-                if fault.kind == "busy":
-                    return _busy(path)
-                condition = fault.parameters["condition"] or bus_errors.INTERNAL_ERROR
-                return BusError(condition, f"The entity '{path}' is unavailable (a fault set on localbus).")
+                return _refusal(fault, path)
         return None
 
     def on_request(self, path: str, operation: str) -> Decision:
@@ -213,7 +210,7 @@ class Faults:
             elif kind in ("lost-settle", "lost-accept"):
                 decision.no_reply = True
             else:
-                decision.error = _lock_lost("session" in operation) if kind == "lock-lost" else _send_error(fault, path)
+                decision.error = _lock_lost("session" in operation) if kind == "lock-lost" else _refusal(fault, path)
         return decision
 
     def on_send(self, path: str) -> Decision:
@@ -227,7 +224,7 @@ class Faults:
                 if fault.kind == "lost-accept":
                     decision.no_reply = True
                 else:
-                    decision.error = _send_error(fault, path)
+                    decision.error = _refusal(fault, path)
         return decision
 
     def drops(self, path: str, messages: int) -> bool:
@@ -325,17 +322,13 @@ def _lock_lost(session: bool) -> BusError:
     return BusError(bus_errors.MESSAGE_LOCK_LOST, "The lock supplied is invalid (a fault set on localbus).")
 
 
-def _busy(path: str) -> BusError:
-    return BusError(
-        bus_errors.SERVER_BUSY,
-        f"The request was terminated because the entity '{path}' is being throttled. Error code: 50009. Please "
-        "wait 10 seconds and try again.",
-    )
-
-
-def _send_error(fault: Fault, path: str) -> BusError:
+def _refusal(fault: Fault, path: str) -> BusError:
     if fault.kind == "busy":
-        return _busy(path)
+        return BusError(
+            bus_errors.SERVER_BUSY,
+            f"The request was terminated because the entity '{path}' is being throttled. Error code: 50009. Please "
+            "wait 10 seconds and try again.",
+        )
     if fault.kind == "quota":
         return BusError(
             bus_errors.RESOURCE_LIMIT_EXCEEDED,

@@ -116,8 +116,6 @@ class HttpProtocol(asyncio.Protocol):
         self._reading = True
         self._done = False
 
-    # asyncio
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._set_timer("next request", self._idle_timeout, self._close)
@@ -147,8 +145,6 @@ class HttpProtocol(asyncio.Protocol):
             self._advance()
         except Exception:
             self._abort_after_error()
-
-    # requests and responses
 
     def _advance(self) -> None:
         while self._task is None and self._writable and not self._done:
@@ -274,8 +270,6 @@ class HttpProtocol(asyncio.Protocol):
             self._refuse(408, "The request was not complete in time.")
         except Exception:
             self._abort_after_error()
-
-    # socket and timer
 
     def _write(self, data: bytes | None) -> None:
         if data and self._transport is not None:

@@ -9,9 +9,9 @@ from xml.etree.ElementTree import Element
 
 from pairbus.localbus.addresses import EntityPath
 from pairbus.localbus.broker.broker import Broker
-from pairbus.localbus.bus_errors import ENTITY_EXISTS, NOT_ALLOWED, UNAUTHORIZED, BusError, not_found
+from pairbus.localbus.bus_errors import NOT_ALLOWED, UNAUTHORIZED, BusError, not_found
 from pairbus.localbus.entities.topics import Rule, Subscription
-from pairbus.localbus.settings import HubSettings, QueueSettings, TopicSettings, check_path, check_subscription_name
+from pairbus.localbus.settings import HubSettings, QueueSettings, TopicSettings
 
 from . import atom
 from .atom_rules import read_rule
@@ -85,8 +85,6 @@ class Management:
             return self._list_below(entity_path, request, context)
         return self._get(entity_path, context)
 
-    # GET
-
     def _has_no_entity(self, entity_path: EntityPath) -> bool:
         broker, path = self._broker, entity_path.entity
         below = entity_path.subscription or entity_path.listing or path.startswith("$")
@@ -145,8 +143,6 @@ class Management:
             raise not_found(f"{entity_path.entity}/Subscriptions/{entity_path.subscription}")
         return found
 
-    # PUT
-
     async def _put(self, request: Request, entity_path: EntityPath, context: RequestContext) -> Response:
         """Create an entity, or with If-Match update it: settings that are left out get their defaults."""
         description = atom.read_description(request.body)
@@ -179,7 +175,6 @@ class Management:
         else:
             settings = QueueSettings(path, **_created_fields(given))
             self._check_forwards(settings)
-            self._check_name_is_free(path)
             self._broker.create_queue(settings)
         return atom.queue_entry(_required(self._broker.queue(path), path), context)
 
@@ -193,7 +188,6 @@ class Management:
             self._broker.update_topic(settings)
         else:
             settings = TopicSettings(path, **_created_fields(given))
-            self._check_name_is_free(path)
             self._broker.create_topic(settings)
         return atom.topic_entry(_required(self._broker.topic(path), path), context)
 
@@ -206,9 +200,7 @@ class Management:
             # A hub has no setting that can be changed: this only checks the request.
             HubSettings(path, **_updated_fields(current.settings, given, "EventHub"))
         else:
-            settings = HubSettings(path, **given)
-            self._check_name_is_free(path)
-            self._broker.create_hub(settings)
+            self._broker.create_hub(HubSettings(path, **given))
         return atom.hub_entry(_required(self._broker.hub(path), path), context)
 
     def _put_subscription(
@@ -223,11 +215,8 @@ class Management:
             self._check_forwards(settings)
             self._broker.update_subscription(topic.settings.name, settings)
         else:
-            check_subscription_name(entity_path.subscription)
             settings = QueueSettings(entity_path.subscription, **given)
             self._check_forwards(settings)
-            if self._broker.subscription(entity_path.entity, entity_path.subscription) is not None:
-                raise BusError(ENTITY_EXISTS, f"The subscription '{entity_path.subscription}' already exists.")
             rule = child(description, "DefaultRuleDescription")
             first = None if rule is None else read_rule(rule)
             self._broker.create_subscription(topic.settings.name, settings, first)
@@ -247,26 +236,15 @@ class Management:
             settings = settings.changed(name=current.settings.name)
             self._broker.update_rule(topic.settings.name, atom.short_name(subscription), settings)
         else:
-            if current is not None:
-                raise BusError(ENTITY_EXISTS, f"The rule '{settings.name}' already exists.")
             self._broker.create_rule(topic.settings.name, atom.short_name(subscription), settings)
         rule = _required(_rule(self._subscription(entity_path), settings.name), settings.name)
         return atom.rule_entry(topic, subscription, rule)
-
-    def _check_name_is_free(self, path: str) -> None:
-        """Refuse the name of an existing queue, topic or hub: they share one space of names."""
-        check_path(path)
-        broker = self._broker
-        if not (broker.queue(path) is None and broker.topic(path) is None and broker.hub(path) is None):
-            raise BusError(ENTITY_EXISTS, f"The messaging entity '{path}' already exists.")
 
     def _check_forwards(self, settings: QueueSettings) -> None:
         """Refuse a forwarding destination that does not exist; the service allows the entity itself."""
         for target in filter(None, (settings.forward_to, settings.forward_dead_lettered_messages_to)):
             if self._broker.queue(target) is None and self._broker.topic(target) is None:
                 raise invalid_request("SubCode=40400. The auto forwarding destination entity does not exist.")
-
-    # DELETE
 
     async def _delete(self, entity_path: EntityPath) -> None:
         broker, entity = self._broker, entity_path.entity
