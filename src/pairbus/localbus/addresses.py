@@ -9,11 +9,7 @@ from urllib.parse import unquote
 
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://[^/]*/?", re.IGNORECASE)
 _MAX_LENGTH = 2000
-_SUFFIXES = (
-    ("/$management", "management"),
-    ("/$transfer/$deadletterqueue", "transfer"),
-    ("/$deadletterqueue", "dead"),
-)
+_SUFFIXES = (("/$management", "management"), ("/$transfer/$deadletterqueue", "transfer"), ("/$deadletterqueue", "dead"))
 _SUBSCRIPTION = re.compile(r"^(?P<topic>.+)/subscriptions/(?P<name>[^/]+)$", re.IGNORECASE)
 _PARTITION = re.compile(r"^(?P<hub>.+?)(/consumergroups/(?P<group>[^/]+))?/partitions/(?P<id>[^/]+)$", re.IGNORECASE)
 _GROUP = re.compile(r"^(?P<hub>.+)/consumergroups/(?P<group>[^/]+)$", re.IGNORECASE)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+_Entity = TypeVar("_Entity")
+
 INTERNAL_ERROR = "amqp:internal-error"
 NOT_FOUND = "amqp:not-found"
 UNAUTHORIZED = "amqp:unauthorized-access"
@@ -92,6 +96,13 @@ def disabled(entity: str, what: str) -> BusError:
 
 def not_found(path: str) -> BusError:
     return BusError(NOT_FOUND, f"The messaging entity '{path}' could not be found.")
+
+
+def existing(entity: _Entity | None, path: str) -> _Entity:
+    """Return an entity that was looked up; raise the service's error if there is none."""
+    if entity is None:
+        raise not_found(path)
+    return entity
 
 
 def session_lock_lost() -> BusError:

@@ -195,11 +195,7 @@ def _correlation(given: Any, where: str) -> CorrelationFilter:
 
 
 def _settings(
-    kind: type[Any],
-    described: ElementTable,
-    table: dict[str, Any],
-    where: str,
-    more: tuple[str, ...] = (),
+    kind: type[Any], described: ElementTable, table: dict[str, Any], where: str, more: tuple[str, ...] = ()
 ) -> Any:
     """Read an entity's settings; only those that the service's description of its kind has are allowed."""
     if not isinstance(table.get("name"), str):

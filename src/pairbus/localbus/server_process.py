@@ -161,7 +161,6 @@ def _tls_folder(options: Options, cleanup: contextlib.ExitStack) -> Path:
 
 
 def _load(options: Options, cleanup: contextlib.ExitStack) -> Broker:
-    """Return the broker, with everything that its store has."""
     if options.store is None:
         return Broker(options.name)
     store = SqliteStore(options.store)
@@ -211,7 +210,6 @@ def _is_ready_file(path: Path) -> bool:
 
 
 def _announce(options: Options, port: int, ca_file: Path, cleanup: contextlib.ExitStack) -> None:
-    """Write the ready line to the ready file and to standard output."""
     values = options.name, HOST, port, connection_string(port, options.keys[0]), str(ca_file.absolute())
     line = json.dumps(dict(zip(_READY_KEYS, values, strict=True)))
     if options.ready_file is not None:

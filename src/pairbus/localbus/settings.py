@@ -222,9 +222,7 @@ def _check_shared(settings: QueueSettings | TopicSettings) -> None:
         raise _bad("MaxSizeInMegabytes", settings.max_size_in_megabytes, "1 to 81920")
     if not 1 <= settings.max_message_size_in_kilobytes <= PREMIUM_MESSAGE_KILOBYTES:
         raise _bad(
-            "MaxMessageSizeInKilobytes",
-            settings.max_message_size_in_kilobytes,
-            f"1 to {PREMIUM_MESSAGE_KILOBYTES}",
+            "MaxMessageSizeInKilobytes", settings.max_message_size_in_kilobytes, f"1 to {PREMIUM_MESSAGE_KILOBYTES}"
         )
     if settings.enable_express and settings.requires_duplicate_detection:
         raise BusError(

@@ -19,8 +19,7 @@ from pairbus.options import PairingOptions
 from pairbus.runtime.redaction import describe_error
 
 from . import events
-from .attempt import Attempt
-from .connections import ConnectionPool, ConnectionWatchdog, SenderConnection
+from .connections import Attempt, ConnectionPool, ConnectionWatchdog, SenderConnection
 from .errors import BacklogUnavailableError, NotParkableError
 from .parcel import Ids, Parcel
 from .provisioning import Provisioned

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from azure.servicebus.exceptions import OperationTimeoutError
@@ -18,7 +19,6 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from pairbus.runtime.bounded_call import start_call
 from pairbus.runtime.redaction import describe_error
 
-from .attempt import Attempt
 from .sdk import connection_patches
 from .sdk.classification import at_opening
 from .sdk.connection_patches import is_running
@@ -188,6 +188,19 @@ class SenderConnection:
             self.sender.close()
         except Exception as error:
             log.debug("a connection could not be closed in order: %s", describe_error(error))
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One send on one connection; after a failure the caller gives the connection back to the pool, or drops it."""
+
+    connection: SenderConnection
+    #: True if the link was open already: it may have gone stale while it was idle.
+    was_open: bool
+    #: When it began, by `time.monotonic`.
+    began: float
+    #: None if the messages were accepted.
+    error: Exception | None = None
 
 
 class ConnectionPool:

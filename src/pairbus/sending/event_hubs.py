@@ -267,7 +267,7 @@ class PairedEventHubProducer:
 
     def _check(self) -> None:
         if self._closed:
-            raise self._sdk.ClientClosedError(
+            raise self._sdk.CLOSED_ERROR(
                 f"The producer to {self.eventhub_name} has been closed. Get a new one from the pairing."
             )
         self._pairing.check()

@@ -177,11 +177,7 @@ class PairedNamespace:
                 self._emit(events.QUEUE_DIFFERS, queue=queue.path, differences=dict(queue.differences))
 
     def get_queue_sender(
-        self,
-        queue_name: str,
-        *,
-        client_identifier: str | None = None,
-        socket_timeout: float | None = None,
+        self, queue_name: str, *, client_identifier: str | None = None, socket_timeout: float | None = None
     ) -> PairedSender:
         """Return a sender to a queue of the primary.
 
@@ -190,11 +186,7 @@ class PairedNamespace:
         return self._sender(queue_name, client_identifier, socket_timeout)
 
     def get_topic_sender(
-        self,
-        topic_name: str,
-        *,
-        client_identifier: str | None = None,
-        socket_timeout: float | None = None,
+        self, topic_name: str, *, client_identifier: str | None = None, socket_timeout: float | None = None
     ) -> PairedSender:
         """Return a sender to a topic of the primary; see `get_queue_sender`."""
         return self._sender(topic_name, client_identifier, socket_timeout)

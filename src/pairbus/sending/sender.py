@@ -27,7 +27,7 @@ from .sdk.clone_error import clone_error
 from .sdk.encoding import billed, encoded_members, is_many, members, span_attributes, unshared
 
 if TYPE_CHECKING:
-    from .attempt import Attempt
+    from .connections import Attempt
     from .entity import Entity
     from .pairing import PairedNamespace
 

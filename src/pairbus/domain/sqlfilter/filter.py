@@ -25,30 +25,9 @@ from typing import Final, cast
 from lark import Token, Tree
 
 from . import values
-from .properties import (
-    SYSTEM_PROPERTIES,
-    Draft,
-    Edit,
-    MessageView,
-    SystemProperty,
-    UserProperty,
-    user_value,
-)
-from .syntax import MAX_LENGTH, SqlSyntaxError, parse
+from .properties import SYSTEM_PROPERTIES, Draft, Edit, MessageView, SystemProperty, UserProperty, user_value
+from .syntax import SqlSyntaxError, parse
 from .values import UNKNOWN, SqlEvaluationError, Truth
-
-__all__ = [
-    "MAX_DEPTH",
-    "MAX_LENGTH",
-    "Edit",
-    "MessageView",
-    "SqlAction",
-    "SqlEvaluationError",
-    "SqlFilter",
-    "SqlSyntaxError",
-    "parse_action",
-    "parse_filter",
-]
 
 MAX_DEPTH: Final = 64
 """The deepest nesting of operators. A chain (`a OR b OR …`, `1 + 2 + …`) is one operator, parentheses are none."""
@@ -127,8 +106,6 @@ class _Compiler:
 
     def __init__(self, parameters: Mapping[str, object]) -> None:
         self._parameters = {name.removeprefix("@").lower(): value for name, value in parameters.items()}
-
-    # --- Predicates: True, False, or None for unknown
 
     def predicate(self, node: _Node, depth: int) -> _Predicate:
         _check_depth(node, depth)
@@ -214,8 +191,6 @@ class _Compiler:
             return lambda message: values.like(subject(message), pattern(message))
         return lambda message: values.like(subject(message), pattern(message), escape(message))
 
-    # --- Values
-
     def _value(self, node: _Node, depth: int) -> _Value:
         _check_depth(node, depth)
         match node.data:
@@ -286,8 +261,6 @@ class _Compiler:
             raise _mistake(token, f"{token} is a {type(value).__name__}, which is no type of a property")
         return _Constant(value)
 
-    # --- Statements of an action
-
     def statement(self, node: _Node) -> _Statement:
         target = _property(_branches(node)[0])
         if node.data == "remove":
@@ -331,9 +304,6 @@ def _decided_by(decisive: bool, parts: Sequence[_Predicate]) -> _Predicate:
         return result
 
     return decide
-
-
-# --- Trees
 
 
 def _branches(node: _Node) -> list[_Node]:

@@ -47,8 +47,6 @@ MAX_TEXT: Final = 32 * 1024
 _DECIMALS: Final = Context(prec=34, traps=[DivisionByZero, InvalidOperation, Overflow])
 
 
-# --- Comparison
-
 _COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "=": operator.eq,
     "<>": operator.ne,
@@ -103,9 +101,6 @@ def _float_of_decimal(number: object) -> object:
 
 def _utc(moment: datetime) -> datetime:
     return moment.replace(tzinfo=timezone.utc) if moment.utcoffset() is None else moment
-
-
-# --- Arithmetic
 
 
 def _integer_quotient(left: int, right: int) -> int:
@@ -201,9 +196,6 @@ def unsigned(value: object) -> object:
     return value if _is_number(value) or isinstance(value, timedelta) else UNKNOWN
 
 
-# --- LIKE
-
-
 class LikePattern:
     """A LIKE pattern, split at its `%`; each piece is searched once, from the end of the one before.
 
@@ -255,8 +247,6 @@ def like(value: object, pattern: object, escape: object = None) -> Truth:
     except ValueError:
         return None
 
-
-# --- Conversion
 
 # The text of .NET's TimeSpan: [-][days.]hours:minutes:seconds[.fraction]
 _TIME_SPAN = re.compile(r"(-)?(?:(\d{1,8})\.)?(\d{1,2}):(\d{1,2})(?::(\d{1,2}(?:\.\d{1,7})?))?", re.ASCII)

@@ -55,7 +55,6 @@ class Broker(Catalog):
             self._restore(self.store)
 
     def _restore(self, store: SqliteStore) -> None:
-        """Load everything that the store has."""
         self.created_at = float(store.about("created", repr(self.created_at)))
         for row in store.entities():
             self.restore(row)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pairbus.localbus import bus_errors
 from pairbus.localbus.addresses import Address, EntityPath
-from pairbus.localbus.bus_errors import BusError, disabled, not_found
+from pairbus.localbus.bus_errors import BusError, disabled, existing, not_found
 from pairbus.localbus.entities.effects import Effects
 from pairbus.localbus.entities.hubs import Hub
 from pairbus.localbus.entities.queues import DEAD_LETTER_SUFFIX, Queue
@@ -96,9 +96,7 @@ class Catalog:
                     return other
         if queue is not None and address.sub_queue is not None:
             queue = queue.dead_letters if address.sub_queue == "dead" else queue.transfer_dead_letters
-        if queue is None:
-            raise not_found(address.path)
-        return queue
+        return existing(queue, address.path)
 
     def parent(self, queue: Queue) -> Queue:
         """Return the queue or subscription that a sub-queue belongs to, or the queue itself."""
@@ -119,9 +117,7 @@ class Catalog:
         return queue
 
     def update_queue(self, settings: QueueSettings) -> Queue:
-        queue = self.queue(settings.name)
-        if queue is None:
-            raise not_found(settings.name)
+        queue = existing(self.queue(settings.name), settings.name)
         _check_fixed(queue.settings, settings)
         self._check_forwards(settings, settings.name)
         settings = settings.changed(name=queue.settings.name)
@@ -130,10 +126,7 @@ class Catalog:
         return queue
 
     def delete_queue(self, path: str) -> None:
-        queue = self._queues.pop(path.lower(), None)
-        if queue is None:
-            raise not_found(path)
-        self._discard(queue)
+        self._discard(existing(self._queues.pop(path.lower(), None), path))
 
     def create_topic(self, settings: TopicSettings) -> Topic:
         self._check_name_is_free(settings.name)
@@ -146,7 +139,7 @@ class Catalog:
         return topic
 
     def update_topic(self, settings: TopicSettings) -> Topic:
-        topic = self._existing_topic(settings.name)
+        topic = existing(self.topic(settings.name), settings.name)
         _check_fixed(topic.settings, settings)
         topic.settings = settings.changed(name=topic.settings.name)
         topic.inbox.reconfigure(inbox_settings(topic.settings))
@@ -156,7 +149,7 @@ class Catalog:
         return topic
 
     def delete_topic(self, path: str) -> None:
-        topic = self._existing_topic(path)
+        topic = existing(self.topic(path), path)
         for name in list(topic.subscriptions):
             self.delete_subscription(path, name)
         del self._topics[path.lower()]
@@ -165,7 +158,7 @@ class Catalog:
 
     def create_subscription(self, topic: str, settings: QueueSettings, rule: RuleSettings | None) -> Subscription:
         check_subscription_name(settings.name)
-        owner = self._existing_topic(topic)
+        owner = existing(self.topic(topic), topic)
         if settings.name.lower() in owner.subscriptions:
             raise _exists(f"{topic}/Subscriptions/{settings.name}")
         path = f"{owner.settings.name}/Subscriptions/{settings.name}"
@@ -227,9 +220,7 @@ class Catalog:
         return hub
 
     def delete_hub(self, path: str) -> None:
-        hub = self._hubs.pop(path.lower(), None)
-        if hub is None:
-            raise not_found(path)
+        hub = existing(self._hubs.pop(path.lower(), None), path)
         self._store.delete_entity(hub.id, ())
         self._on_delete(hub)
 
@@ -254,7 +245,7 @@ class Catalog:
             subscription.updated_at = row.updated
             for rule, created in rules:
                 subscription.rules[rule.name.lower()] = Rule(rule, created)
-            self._existing_topic(owner).subscriptions[subscription.name.lower()] = subscription
+            existing(self.topic(owner), owner).subscriptions[subscription.name.lower()] = subscription
 
     def _keep(self, kind: str, id: int, path: str, settings: Any, created: float, updated: float) -> None:
         self._store.put_entity(EntityRow(id, kind, path, dump_settings(settings), created, updated))
@@ -334,18 +325,9 @@ class Catalog:
                     f"The forwarding destination '{target}' of '{path}' does not exist in this namespace.",
                 )
 
-    def _existing_topic(self, path: str) -> Topic:
-        topic = self.topic(path)
-        if topic is None:
-            raise not_found(path)
-        return topic
-
     def _existing_subscription(self, topic: str, name: str) -> tuple[Topic, Subscription]:
-        owner = self._existing_topic(topic)
-        subscription = owner.subscriptions.get(name.lower())
-        if subscription is None:
-            raise not_found(f"{topic}/Subscriptions/{name}")
-        return owner, subscription
+        owner = existing(self.topic(topic), topic)
+        return owner, existing(owner.subscriptions.get(name.lower()), f"{topic}/Subscriptions/{name}")
 
 
 def _sub_queue_settings(settings: QueueSettings, forward: str | None) -> QueueSettings:
@@ -360,10 +342,7 @@ def _sub_queue_settings(settings: QueueSettings, forward: str | None) -> QueueSe
 
 
 def _exists(path: str) -> BusError:
-    return BusError(
-        bus_errors.ENTITY_EXISTS,
-        f"The messaging entity '{path}' already exists.",
-    )
+    return BusError(bus_errors.ENTITY_EXISTS, f"The messaging entity '{path}' already exists.")
 
 
 def _check_fixed(old: Any, new: Any) -> None:

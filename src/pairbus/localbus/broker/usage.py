@@ -61,5 +61,4 @@ class EntityUsage:
         return limit < FOREVER and not self._in_use(queue) and used + limit.total_seconds() <= now
 
     def _in_use(self, queue: Queue) -> bool:
-        """Return True if the queue has an open link or a scheduled message."""
         return bool(self._open_links.get(queue.id)) or queue.counts().scheduled > 0

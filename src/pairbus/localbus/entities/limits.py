@@ -37,8 +37,7 @@ def check_state(state: bytes | None) -> None:
     """Raise `BusError` if a session state is too large."""
     if state is not None and len(state) > MAX_STATE_BYTES:
         raise BusError(
-            bus_errors.ARGUMENT_ERROR,
-            f"The session state has {len(state)} bytes; the limit is {MAX_STATE_BYTES}.",
+            bus_errors.ARGUMENT_ERROR, f"The session state has {len(state)} bytes; the limit is {MAX_STATE_BYTES}."
         )
 
 

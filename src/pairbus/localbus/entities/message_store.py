@@ -286,7 +286,6 @@ class MessageStore:
         self._effects.stored(self, message)
 
     def _give_back(self, message: Message, now: float, *, counted: bool) -> None:
-        """End a lock without removing the message."""
         self.unlock(message)
         if counted:
             message.delivery_count += self._delivery_increment
@@ -318,11 +317,7 @@ class MessageStore:
         self._effects.removed(message)
 
     def move_to_dead_letters(
-        self,
-        message: Message,
-        reason: str | None,
-        description: str | None,
-        properties: dict[str, Any] | None = None,
+        self, message: Message, reason: str | None, description: str | None, properties: dict[str, Any] | None = None
     ) -> None:
         """Move an unlocked message to the dead-letter queue; in a dead-letter queue, put it back instead."""
         if self.dead_letters is None:
@@ -366,9 +361,7 @@ class MessageStore:
         """Move a message that has reached the maximum delivery count to the dead-letter queue."""
         limit = self.settings.max_delivery_count
         self.move_to_dead_letters(
-            message,
-            "MaxDeliveryCountExceeded",
-            f"Message could not be consumed after {limit} delivery attempts.",
+            message, "MaxDeliveryCountExceeded", f"Message could not be consumed after {limit} delivery attempts."
         )
 
     def request_advance(self, when: float) -> None:
@@ -390,7 +383,6 @@ class MessageStore:
         return message is not None and message.state == SCHEDULED
 
     def _expire(self, message: Message, now: float) -> None:
-        """Remove or dead-letter an expired message, as the queue's settings say."""
         if self.settings.dead_lettering_on_message_expiration and self.dead_letters is not None:
             self.move_to_dead_letters(message, "TTLExpiredException", "The message expired and was dead lettered.")
         else:

@@ -24,13 +24,7 @@ ENTRY = "application/atom+xml;type=entry;charset=utf-8"
 FEED = "application/atom+xml;type=feed;charset=utf-8"
 
 DESCRIPTIONS = frozenset(
-    (
-        "QueueDescription",
-        "TopicDescription",
-        "SubscriptionDescription",
-        "RuleDescription",
-        "EventHubDescription",
-    )
+    ("QueueDescription", "TopicDescription", "SubscriptionDescription", "RuleDescription", "EventHubDescription")
 )
 
 

@@ -51,9 +51,7 @@ def read_rule(description: Element, name: str = "") -> RuleSettings:
     name = name or (text_of(own) if own is not None else "") or DEFAULT_RULE
     condition = child(description, "Filter")
     return RuleSettings(
-        name,
-        TrueFilter() if condition is None else _read_filter(condition),
-        _read_action(child(description, "Action")),
+        name, TrueFilter() if condition is None else _read_filter(condition), _read_action(child(description, "Action"))
     )
 
 

@@ -24,8 +24,7 @@ def service_error(error: BusError, method: str, path: str, host: str, namespace:
     else:
         detail = _detail(error, method, entity_path, namespace)
     return error_response(
-        error.status,
-        f"{detail} TrackingId:{uuid.uuid4()}_G0, SystemTracker:{host}:{path}, Timestamp:{now}",
+        error.status, f"{detail} TrackingId:{uuid.uuid4()}_G0, SystemTracker:{host}:{path}, Timestamp:{now}"
     )
 
 

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 
 from pairbus.localbus.addresses import EntityPath
 from pairbus.localbus.broker.broker import Broker
-from pairbus.localbus.bus_errors import NOT_ALLOWED, UNAUTHORIZED, BusError, not_found
+from pairbus.localbus.bus_errors import NOT_ALLOWED, UNAUTHORIZED, BusError, existing, not_found
 from pairbus.localbus.entities.topics import Rule, Subscription
 from pairbus.localbus.settings import HubSettings, QueueSettings, TopicSettings
 
@@ -40,11 +40,7 @@ class Management:
     """Handles management requests; `extra` has further handlers by path prefix, authorized in the same way."""
 
     def __init__(
-        self,
-        broker: Broker,
-        authorize: Authorize,
-        commit: Commit,
-        extra: Mapping[str, Handler] | None = None,
+        self, broker: Broker, authorize: Authorize, commit: Commit, extra: Mapping[str, Handler] | None = None
     ) -> None:
         self._broker = broker
         self._authorize = authorize
@@ -99,9 +95,7 @@ class Management:
             subscription = self._subscription(entity_path)
             if not entity_path.rule:
                 return _entry(atom.subscription_entry(topic, subscription, context), context)
-            rule = _rule(subscription, entity_path.rule)
-            if rule is None:
-                raise not_found(entity_path.rule)
+            rule = existing(_rule(subscription, entity_path.rule), entity_path.rule)
             return _entry(atom.rule_entry(topic, subscription, rule), context)
         return self._entity(entity_path.entity, context) or _empty_feed()
 
@@ -139,9 +133,7 @@ class Management:
 
     def _subscription(self, entity_path: EntityPath) -> Subscription:
         found = self._broker.subscription(entity_path.entity, entity_path.subscription)
-        if found is None:
-            raise not_found(f"{entity_path.entity}/Subscriptions/{entity_path.subscription}")
-        return found
+        return existing(found, f"{entity_path.entity}/Subscriptions/{entity_path.subscription}")
 
     async def _put(self, request: Request, entity_path: EntityPath, context: RequestContext) -> Response:
         """Create an entity, or with If-Match update it: settings that are left out get their defaults."""
@@ -166,9 +158,7 @@ class Management:
     def _put_queue(self, description: Element, path: str, update: bool, context: RequestContext) -> atom.Entry:
         given = read_settings(description, QUEUE, context)
         if update:
-            current = self._broker.queue(path)
-            if current is None:
-                raise not_found(path)
+            current = existing(self._broker.queue(path), path)
             settings = QueueSettings(current.settings.name, **_updated_fields(current.settings, given, "Queue"))
             self._check_forwards(settings)
             self._broker.update_queue(settings)
@@ -176,38 +166,34 @@ class Management:
             settings = QueueSettings(path, **_created_fields(given))
             self._check_forwards(settings)
             self._broker.create_queue(settings)
-        return atom.queue_entry(_required(self._broker.queue(path), path), context)
+        return atom.queue_entry(existing(self._broker.queue(path), path), context)
 
     def _put_topic(self, description: Element, path: str, update: bool, context: RequestContext) -> atom.Entry:
         given = read_settings(description, TOPIC, context)
         if update:
-            current = self._broker.topic(path)
-            if current is None:
-                raise not_found(path)
+            current = existing(self._broker.topic(path), path)
             settings = TopicSettings(current.settings.name, **_updated_fields(current.settings, given, "Topic"))
             self._broker.update_topic(settings)
         else:
             settings = TopicSettings(path, **_created_fields(given))
             self._broker.create_topic(settings)
-        return atom.topic_entry(_required(self._broker.topic(path), path), context)
+        return atom.topic_entry(existing(self._broker.topic(path), path), context)
 
     def _put_hub(self, description: Element, path: str, update: bool, context: RequestContext) -> atom.Entry:
         given = read_settings(description, HUB, context)
         if update:
-            current = self._broker.hub(path)
-            if current is None:
-                raise not_found(path)
+            current = existing(self._broker.hub(path), path)
             # A hub has no setting that can be changed: this only checks the request.
             HubSettings(path, **_updated_fields(current.settings, given, "EventHub"))
         else:
             self._broker.create_hub(HubSettings(path, **given))
-        return atom.hub_entry(_required(self._broker.hub(path), path), context)
+        return atom.hub_entry(existing(self._broker.hub(path), path), context)
 
     def _put_subscription(
         self, description: Element, entity_path: EntityPath, update: bool, context: RequestContext
     ) -> atom.Entry:
         given = read_settings(description, SUBSCRIPTION, context)
-        topic = _required(self._broker.topic(entity_path.entity), entity_path.entity)
+        topic = existing(self._broker.topic(entity_path.entity), entity_path.entity)
         if update:
             current = self._subscription(entity_path)
             fields = _updated_fields(current.settings, given, "Subscription")
@@ -227,17 +213,15 @@ class Management:
         if update and not entity_path.rule:
             raise invalid_request("The name of the rule to update is missing.")
         settings = read_rule(description, entity_path.rule)
-        topic = _required(self._broker.topic(entity_path.entity), entity_path.entity)
+        topic = existing(self._broker.topic(entity_path.entity), entity_path.entity)
         subscription = self._subscription(entity_path)
-        current = _rule(subscription, settings.name)
         if update:
-            if current is None:
-                raise not_found(settings.name)
+            current = existing(_rule(subscription, settings.name), settings.name)
             settings = settings.changed(name=current.settings.name)
             self._broker.update_rule(topic.settings.name, atom.short_name(subscription), settings)
         else:
             self._broker.create_rule(topic.settings.name, atom.short_name(subscription), settings)
-        rule = _required(_rule(self._subscription(entity_path), settings.name), settings.name)
+        rule = existing(_rule(self._subscription(entity_path), settings.name), settings.name)
         return atom.rule_entry(topic, subscription, rule)
 
     def _check_forwards(self, settings: QueueSettings) -> None:
@@ -252,7 +236,7 @@ class Management:
             raise BusError(NOT_ALLOWED, "A list cannot be deleted.", status=405)
         if entity_path.rule:
             subscription = self._subscription(entity_path)
-            rule = _required(_rule(subscription, entity_path.rule), entity_path.rule)
+            rule = existing(_rule(subscription, entity_path.rule), entity_path.rule)
             broker.delete_rule(entity, atom.short_name(subscription), rule.settings.name)
         elif entity_path.subscription:
             broker.delete_subscription(entity, atom.short_name(self._subscription(entity_path)))
@@ -265,12 +249,6 @@ class Management:
         else:
             raise not_found(entity)
         await self._commit()
-
-
-def _required(entity: Any, path: str) -> Any:
-    if entity is None:
-        raise not_found(path)
-    return entity
 
 
 def _rule(subscription: Subscription, name: str) -> Rule | None:
@@ -320,11 +298,7 @@ def _page_parameter(query: Mapping[str, str], name: str, default: int) -> int:
 
 
 def _page(
-    title: str,
-    found: Sequence[Any],
-    entry: Callable[[Any], atom.Entry],
-    request: Request,
-    context: RequestContext,
+    title: str, found: Sequence[Any], entry: Callable[[Any], atom.Entry], request: Request, context: RequestContext
 ) -> Response:
     """Return one page of a list, with a link to the next one if there is one."""
     skip = _page_parameter(request.query, "skip", 0)

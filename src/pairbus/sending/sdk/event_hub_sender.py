@@ -11,12 +11,7 @@ from typing import Any
 
 from azure.eventhub import EventData, EventDataBatch, EventHubProducerClient, TransportType
 from azure.eventhub.amqp import AmqpAnnotatedMessage
-from azure.eventhub.exceptions import (
-    ClientClosedError,
-    ConnectionLostError,
-    EventHubError,
-    OperationTimeoutError,
-)
+from azure.eventhub.exceptions import ClientClosedError, ConnectionLostError, EventHubError, OperationTimeoutError
 
 from pairbus.domain.cost import operations_of
 from pairbus.options import Namespace
@@ -55,6 +50,8 @@ with private_names_of("azure-eventhub"):
 
 #: The scope for which a credential of azure-identity is asked for a token.
 TOKEN_SCOPE = JWT_TOKEN_SCOPE
+#: The SDK's class of the error for a closed producer.
+CLOSED_ERROR = ClientClosedError
 #: Bytes of a batch whose limit is not known yet.
 UNLIMITED = 2**31 - 1
 #: The SDK's own text for a list that is too large.
@@ -261,19 +258,3 @@ def _copy(given: Any) -> Any:
     twin = object.__new__(type(given))
     twin.__dict__.update(given.__dict__)
     return twin
-
-
-__all__ = [
-    "TOKEN_SCOPE",
-    "UNLIMITED",
-    "ClientClosedError",
-    "EventDataBatch",
-    "HubSender",
-    "PreparedEvents",
-    "events_of",
-    "new_batch",
-    "one_event",
-    "partition_of",
-    "several_events",
-    "whole_batch",
-]

@@ -54,7 +54,6 @@ def _is_valid_login(response: object, check_key: KeyCheck) -> bool:
 
 
 def _descriptor(body: bytes) -> int | None:
-    """Return a frame's descriptor if it is a number."""
     try:
         found = decode(body, 1)[0] if body[:1] == b"\x00" else None
     except AmqpDecodeError:
