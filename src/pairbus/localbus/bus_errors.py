@@ -14,9 +14,6 @@ RESOURCE_LIMIT_EXCEEDED = "amqp:resource-limit-exceeded"
 NOT_ALLOWED = "amqp:not-allowed"
 INVALID_FIELD = "amqp:invalid-field"
 NOT_IMPLEMENTED = "amqp:not-implemented"
-ILLEGAL_STATE = "amqp:illegal-state"
-PRECONDITION_FAILED = "amqp:precondition-failed"
-RESOURCE_DELETED = "amqp:resource-deleted"
 CONNECTION_FORCED = "amqp:connection:forced"
 FRAMING_ERROR = "amqp:connection:framing-error"
 DETACH_FORCED = "amqp:link:detach-forced"
@@ -33,7 +30,6 @@ SESSION_CANNOT_BE_LOCKED = "com.microsoft:session-cannot-be-locked"
 AUTH_FAILED = "com.microsoft:auth-failed"
 ARGUMENT_ERROR = "com.microsoft:argument-error"
 ARGUMENT_OUT_OF_RANGE = "com.microsoft:argument-out-of-range"
-OPERATION_CANCELLED = "com.microsoft:operation-cancelled"
 DEAD_LETTER = "com.microsoft:dead-letter"
 
 #: Operations that a disabled entity refuses, worded for `disabled`.
@@ -50,9 +46,9 @@ STATUS: dict[str, int] = {
     NOT_ALLOWED: 400,
     INVALID_FIELD: 400,
     NOT_IMPLEMENTED: 501,
-    ILLEGAL_STATE: 400,
-    PRECONDITION_FAILED: 412,
-    RESOURCE_DELETED: 410,
+    "amqp:illegal-state": 400,
+    "amqp:precondition-failed": 412,
+    "amqp:resource-deleted": 410,
     CONNECTION_FORCED: 503,
     FRAMING_ERROR: 400,
     DETACH_FORCED: 500,
@@ -69,7 +65,7 @@ STATUS: dict[str, int] = {
     AUTH_FAILED: 401,
     ARGUMENT_ERROR: 400,
     ARGUMENT_OUT_OF_RANGE: 400,
-    OPERATION_CANCELLED: 503,
+    "com.microsoft:operation-cancelled": 503,
     DEAD_LETTER: 400,
 }
 

@@ -22,7 +22,7 @@ from pairbus.localbus.entities.topics import Subscription, Topic
 from .requests import Reply, Request
 from .rule_maps import read_rule, write_rule
 
-_UUIDS, _LONGS, _TIMES, _STRINGS = 0x98, 0x81, 0x83, 0xB1
+_LONGS, _TIMES, _STRINGS = 0x81, 0x83, 0xB1
 _MAX_PEEK = 1000
 _MAX_DELETE = 4000
 _MAX_REPLY = 512 * 1024
@@ -92,9 +92,7 @@ class Operations:
 
     def _dispose(self, target: Any, request: Request) -> Reply:
         queue, now = self._enabled(target, bus_errors.SETTLING), self._now()
-        tags = list(
-            dict.fromkeys(_tag(token) for token in request.field("lock-tokens", list))
-        )  # a token may be listed twice
+        tags = {_tag(token): None for token in request.field("lock-tokens", list)}  # a token may be listed twice
         status = request.field("disposition-status", str).lower()
         properties = request.field("properties-to-modify", dict, optional=True)
         changes = {str(name): value for name, value in (properties or {}).items()}

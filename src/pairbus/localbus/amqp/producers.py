@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 _HUB_LIMIT = 1024 * 1024
 
 
-def _read_one(raw: bytes, *, identify: bool) -> list[Draft]:
-    return [read_message(raw, identify=identify)]
-
-
 class Producer(IncomingLink):
     """A client's sender to a queue, a topic, an event hub or one of a hub's partitions."""
 
@@ -69,8 +65,9 @@ class Producer(IncomingLink):
         server = self.connection.server
         error: BusError | None = None
         try:
-            read = read_batch if message_format == BATCH_FORMAT else _read_one
-            drafts = read(raw, identify=self.queue is not None)
+            identify = self.queue is not None
+            is_batch = message_format == BATCH_FORMAT
+            drafts = read_batch(raw, identify=identify) if is_batch else [read_message(raw, identify=identify)]
             self._send_to_broker(drafts, raw, server.now())
             if server.faults.active and server.faults.drops(self.path, len(drafts)):
                 # The messages are kept; the client does not get their outcome.

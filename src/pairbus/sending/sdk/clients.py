@@ -28,7 +28,7 @@ def connection_options(namespace: Namespace) -> dict[str, Any]:
     options: dict[str, Any] = {"use_tls": namespace.use_tls}
     if namespace.use_tls:
         options["ssl_context"] = BoundedHandshake(namespace.ca_file)
-        if port_of(namespace.host) is not None:
+        if re.search(r":\d+$", namespace.host):
             # Over TLS the SDKs dial 5671 whatever the host says, unless a custom endpoint names the port.
             options["custom_endpoint_address"] = f"sb://{namespace.host}"
     return options
@@ -44,12 +44,6 @@ def service_bus_client(namespace: Namespace, try_timeout: float) -> ServiceBusCl
         transport_type=TransportType.Amqp,
         **connection_options(namespace),
     )
-
-
-def port_of(host: str) -> str | None:
-    """Return the port that a host names, if it names one."""
-    found = re.search(r":(\d+)$", host)
-    return found.group(1) if found and not host.endswith("]") else None
 
 
 def sender_to(client: ServiceBusClient, path: str, socket_timeout: float | None = None) -> ServiceBusSender:

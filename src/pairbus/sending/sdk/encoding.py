@@ -60,7 +60,8 @@ def unshared(message: Any) -> Any:
     properties = getattr(message, "application_properties", None)
     if not properties or not hasattr(properties, "values"):
         return message  # none; or no mapping, which the SDK refuses
-    if not (_has_bytes(properties) or is_tracing_enabled()):  # type: ignore[no-untyped-call]
+    has_bytes = any(isinstance(value, bytes) for value in properties.values())
+    if not (has_bytes or is_tracing_enabled()):  # type: ignore[no-untyped-call]
         return message
     twin = copy.copy(message)
     if isinstance(twin, ServiceBusMessage):
@@ -81,10 +82,6 @@ def _from_mapping(message: Mapping[str, Any]) -> Any:
         return message  # the SDK refuses it
     setattr(twin, _ORIGINAL, message)
     return twin
-
-
-def _has_bytes(properties: Any) -> bool:
-    return any(isinstance(value, bytes) for value in properties.values())
 
 
 def billed(message: Any) -> int:
