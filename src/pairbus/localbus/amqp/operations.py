@@ -194,8 +194,7 @@ class Operations:
     def _list_sessions(self, target: Any, request: Request) -> Reply:
         since = request.field("last-updated-time", int, optional=True)
         names = _queue(target).session_ids(None if since is None or since >= _DOTNET_MAX_MS else since / 1000)
-        skip, top = max(request.field("skip", int), 0), max(request.field("top", int), 0)
-        page = names[skip : skip + top]
+        skip, page = _page(request, names)
         if not page:
             # Without a body: Python's SDK cannot read an empty array.
             return Reply(204, "No sessions.", "com.microsoft:session-not-found")
@@ -215,8 +214,7 @@ class Operations:
 
     def _list_rules(self, target: Any, request: Request) -> Reply:
         _, subscription = self._subscription(target)
-        skip, top = max(request.field("skip", int), 0), max(request.field("top", int), 0)
-        page = [subscription.rules[key] for key in sorted(subscription.rules)][skip : skip + top]
+        _, page = _page(request, [subscription.rules[key] for key in sorted(subscription.rules)])
         if not page:
             return Reply(204, "No rules.", body={"rules": []})
         return Reply(body={"rules": [{"rule-description": write_rule(r.settings, r.created_at)} for r in page]})
@@ -261,6 +259,11 @@ class Operations:
                 "is_partition_empty": last is None,
             }
         )
+
+
+def _page(request: Request, found: list[Any]) -> tuple[int, list[Any]]:
+    skip, top = max(request.field("skip", int), 0), max(request.field("top", int), 0)
+    return skip, found[skip : skip + top]
 
 
 def _numbers(request: Request) -> list[int]:

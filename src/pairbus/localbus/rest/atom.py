@@ -14,7 +14,7 @@ from pairbus.localbus.entities.queues import Queue
 from pairbus.localbus.entities.topics import Rule, Subscription, Topic
 
 from .atom_rules import write_rule
-from .descriptions import HUB, QUEUE, SUBSCRIPTION, TOPIC, RequestContext, write_settings
+from .descriptions import HUB, QUEUE, SUBSCRIPTION, TOPIC, ElementTable, RequestContext, write_settings
 from .xml_values import XSI, element, escape_attribute, escape_text, invalid_request, parse_xml, write_time
 
 ATOM = "http://www.w3.org/2005/Atom"
@@ -69,16 +69,22 @@ class Entry:
         )
 
 
+def _named_entry(tag: str, table: ElementTable, entity: Queue | Topic | Hub, context: RequestContext) -> Entry:
+    name = entity.settings.name
+    description = _description(tag, write_settings(entity, table, context))
+    return Entry(name, name, description, entity.created_at, entity.updated_at, context.namespace)
+
+
 def queue_entry(queue: Queue, context: RequestContext) -> Entry:
-    name = queue.settings.name
-    description = _description("QueueDescription", write_settings(queue, QUEUE, context))
-    return Entry(name, name, description, queue.created_at, queue.updated_at, context.namespace)
+    return _named_entry("QueueDescription", QUEUE, queue, context)
 
 
 def topic_entry(topic: Topic, context: RequestContext) -> Entry:
-    name = topic.settings.name
-    description = _description("TopicDescription", write_settings(topic, TOPIC, context))
-    return Entry(name, name, description, topic.created_at, topic.updated_at, context.namespace)
+    return _named_entry("TopicDescription", TOPIC, topic, context)
+
+
+def hub_entry(hub: Hub, context: RequestContext) -> Entry:
+    return _named_entry("EventHubDescription", HUB, hub, context)
 
 
 def short_name(subscription: Subscription) -> str:
@@ -98,12 +104,6 @@ def rule_entry(topic: Topic, subscription: Subscription, rule: Rule) -> Entry:
     name = rule.settings.name
     path = f"{topic.settings.name}/Subscriptions/{short_name(subscription)}/Rules/{name}"
     return Entry(path, name, _description("RuleDescription", write_rule(rule)), rule.created_at, rule.created_at)
-
-
-def hub_entry(hub: Hub, context: RequestContext) -> Entry:
-    name = hub.settings.name
-    description = _description("EventHubDescription", write_settings(hub, HUB, context))
-    return Entry(name, name, description, hub.created_at, hub.created_at, context.namespace)
 
 
 def namespace_entry(broker: Broker, context: RequestContext) -> Entry:
