@@ -117,29 +117,25 @@ class Rotation:
     ) -> None:
         if not queues:
             raise ValueError("a rotation needs at least one queue")
-        self._queues = tuple(queues)
+        self.queues = tuple(queues)
         self._away_for = away_for
         #: Picks one of several queues, at random.
         self.choose = choose
         self._absences: dict[str, Absence] = {}
-
-    @property
-    def queues(self) -> tuple[str, ...]:
-        return self._queues
 
     def pick(self, current: str | None, now: float, without: Iterable[str] = ()) -> str | None:
         """Return the current queue while it is in the rotation, else any other; None if there is none."""
         tried = set(without)
         if current is not None and current not in tried and self._is_in(current, now):
             return current
-        left = [queue for queue in self._queues if queue not in tried and self._is_in(queue, now)]
+        left = [queue for queue in self.queues if queue not in tried and self._is_in(queue, now)]
         return self.choose(left) if left else None
 
     def available(self, now: float, without: Collection[str] = ()) -> int:
         """Return the number of queues that `pick` chooses from."""
         if not self._absences and not without:
-            return len(self._queues)
-        return sum(queue not in without and self._is_in(queue, now) for queue in self._queues)
+            return len(self.queues)
+        return sum(queue not in without and self._is_in(queue, now) for queue in self.queues)
 
     def leave(self, queue: str, now: float, why: str) -> bool:
         """Take a queue that failed a send out of the rotation; return True if it was in it until now."""

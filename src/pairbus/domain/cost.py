@@ -74,6 +74,8 @@ def forecast(
 ) -> Forecast:
     """Return the cost of parked messages, of an outage's pings, and of an idle syphon.
 
+    Durations are seconds or `timedelta`.
+
     Parameters
     ----------
     messages, message_size
@@ -91,11 +93,6 @@ def forecast(
         the original did.
     price_per_million
         The price of a million operations.
-
-    Returns
-    -------
-    Forecast
-        The operations by kind. Durations are seconds or `timedelta`.
 
     Raises
     ------

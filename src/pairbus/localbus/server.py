@@ -64,7 +64,8 @@ class Server:
         self._management = Management(broker, self._authorize_rest, self.committed, {FAULTS_PATH: control.handle})
         self._callbacks = CommitCallbacks()
         self._delays = Delays(self.loop)
-        self._scheduled = False
+        #: True if a turn runs in the event loop's next iteration.
+        self.is_turn_due = False
         self._grouping = self._turn_wanted = False
         self._delayed_turn: asyncio.TimerHandle | None = None
         self._answered_at = 0.0
@@ -85,14 +86,9 @@ class Server:
         """Request a turn; it runs after the input that is being read has been applied."""
         if self._grouping:
             self._turn_wanted = True
-        elif not self._scheduled and not self._stopped:
-            self._scheduled = True
+        elif not self.is_turn_due and not self._stopped:
+            self.is_turn_due = True
             self.loop.call_soon(self._turn)
-
-    @property
-    def is_turn_due(self) -> bool:
-        """True if a turn runs in the event loop's next iteration."""
-        return self._scheduled
 
     @contextlib.contextmanager
     def group_commit(self) -> Iterator[None]:
@@ -134,7 +130,7 @@ class Server:
         await done
 
     def _turn(self) -> None:
-        self._scheduled = self._turn_wanted = False
+        self.is_turn_due = self._turn_wanted = False
         if self._delayed_turn is not None:
             self._delayed_turn.cancel()
             self._delayed_turn = None

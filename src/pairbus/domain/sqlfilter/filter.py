@@ -4,14 +4,11 @@
     wanted.matches(message)
     parse_action("SET quantity = quantity / 2; REMOVE priority").edits(message)
 
-`grammar.lark` is the grammar, `syntax` parses a text and explains its mistakes, `values` contains the operators, and
-`properties` the access to a message. This module compiles a tree to nested Python functions. Every mistake in a text
-raises SqlSyntaxError at that point; evaluated for a message, a filter raises only SqlEvaluationError, for a division by
-zero.
+A text's mistakes raise SqlSyntaxError when it is parsed (`syntax`, `grammar.lark`); this module compiles its tree to
+nested functions. Evaluated for a message, a filter raises only SqlEvaluationError, for a division by zero.
 
-Names of properties are case-insensitive, as documented, also those of user properties: an exact match is preferred,
-else the first key that differs only in case is used. Strings are compared exactly. A missing user property is unknown,
-a system property that Service Bus does not have is an error, and a filter matches only if it is true.
+Names of properties are case-insensitive; of user properties an exact match is preferred. A missing user property is
+unknown, a system property that Service Bus does not have is an error, and a filter matches only if it is true.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """The operators of Service Bus's SQL language on values: comparison, arithmetic, LIKE and conversion.
 
-Two values are special. `None` is SQL's NULL: a property that exists and is null. `UNKNOWN` is the result for a missing
-property, an impossible operation (`'a' * 2`), and any operation on one of the two. Truth has three values as well:
-`True`, `False`, and `None` for unknown. Only a division by zero raises, since the service, too, reports that as an
-error and not as unknown.
+`None` is SQL's NULL: a property that exists and is null. `UNKNOWN` is the result for a missing property, an impossible
+operation (`'a' * 2`), and any operation on one of the two. Truth is `True`, `False`, or `None` for unknown.
 
 According to Microsoft's page operators follow C#: integers divide towards zero, a remainder has the sign of the
-dividend, 64 bits can overflow. The page does not mention operands of different types (`1 = '1'`). Their comparison is
-unknown here, so neither `=` nor `<>` nor the negation of either is true.
+dividend, 64 bits can overflow. It does not mention operands of different types (`1 = '1'`): unknown here.
 """
 
 from __future__ import annotations

@@ -155,6 +155,7 @@ class ClientSocket:
         if transport is None:
             return
         try:
+            # Closing the socket while the client still writes would reset it, and the last bytes would be lost.
             transport.write_eof() if transport.can_write_eof() else transport.close()
         except OSError:
             transport.abort()  # the client has closed the socket first

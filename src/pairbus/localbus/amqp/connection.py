@@ -39,9 +39,12 @@ class AmqpConnection(asyncio.Protocol):
 
     def __init__(self, server: Server) -> None:
         self.server = server
+        #: True from `connection_made` to `connection_lost`: Proton's pointers are valid as long as it is.
         self.alive = False
+        #: Path -> grant of each token that the client has put.
         self.grants: dict[str, Grant] = {}
         self.reply_links: list[ReplyLink] = []
+        #: Link -> path of each attach that a black hole (a fault) has swallowed.
         self.unanswered_links: dict[Any, str] = {}
         self._inbound = InboundFilter(lambda name, key: server.authorizer.log_in(self.grants, name, key))
         self._outbound = OutboundFilter(self._inbound)
@@ -54,11 +57,14 @@ class AmqpConnection(asyncio.Protocol):
         self._bytes_lost = False
         self._opened = False
         self._opening_ticks = 0
-        self._closing = False
+        #: True once either side has closed the connection: nothing more is accepted from the client.
+        self.closing = False
         self._closing_ticks = 0
         self._end_after_flush = False
         self._output_ended = False
+        #: Handlers and throttles that wait until less output is buffered.
         self.stalled: set[LinkHandler | RequestThrottle] = set()
+        #: True while the client sends so much that it is served in shares: its replies wait for a group commit.
         self.served_in_shares = False
         self.partial_bytes = 0
         self.request_throttle = RequestThrottle(self)
@@ -70,7 +76,7 @@ class AmqpConnection(asyncio.Protocol):
         self.server.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
-        if not self.alive or self._closing:
+        if not self.alive or self.closing:
             return
         if self.server.faults.is_black_hole(""):
             self._bytes_lost = True
@@ -86,7 +92,7 @@ class AmqpConnection(asyncio.Protocol):
             self._engine.push(error.valid_bytes)
             self._handle_events()
             self._engine.close(BusError(bus_errors.FRAMING_ERROR, str(error)))
-            self._closing = self._end_after_flush = True
+            self.closing = self._end_after_flush = True
         self._handle_events()
         self.wants_output()
 
@@ -156,7 +162,7 @@ class AmqpConnection(asyncio.Protocol):
                 self.drop()
                 return
         if self._engine.is_finished() or self._end_after_flush:
-            self._output_ended = self._closing = True
+            self._output_ended = self.closing = True
             self._socket.end_output()
         if self.stalled:
             stalled, self.stalled = self.stalled, set()
@@ -165,7 +171,7 @@ class AmqpConnection(asyncio.Protocol):
 
     def tick(self, milliseconds: int) -> None:
         """Enforce time limits; called every second."""
-        if self._closing:
+        if self.closing:
             self._closing_ticks += 1
             if self._closing_ticks > _CLOSING_TICKS:
                 self.drop()
@@ -177,15 +183,10 @@ class AmqpConnection(asyncio.Protocol):
             self._engine.tick(milliseconds)
             self.wants_output()
 
-    @property
-    def closing(self) -> bool:
-        """True once either side has closed the connection: nothing more is accepted from the client."""
-        return self._closing
-
     def close(self, error: BusError | None = None) -> None:
         """Send a close, then end the output; later input is discarded."""
-        if self.alive and not self._closing:
-            self._closing = True
+        if self.alive and not self.closing:
+            self.closing = True
             self._engine.close(error)
             self.wants_output()
 
@@ -225,7 +226,7 @@ class AmqpConnection(asyncio.Protocol):
                 # Unexpected input of one client must not end the server.
                 log.exception("an event of a client's connection could not be handled; the connection is closed")
                 self._engine.close(BusError(bus_errors.INTERNAL_ERROR, "localbus failed on this connection."))
-                self._closing = True
+                self.closing = True
 
     def _on_event(self, kind: int, event: Any) -> None:
         if kind == lib.PN_DELIVERY:
@@ -249,10 +250,10 @@ class AmqpConnection(asyncio.Protocol):
             self._opened = True
             lib.pn_connection_open(self._engine.connection)
         elif kind == lib.PN_CONNECTION_REMOTE_CLOSE:
-            self._closing = True
+            self.closing = True
             lib.pn_connection_close(self._engine.connection)
         elif kind == lib.PN_TRANSPORT_ERROR:
-            self._closing = True
+            self.closing = True
 
     def _on_attach(self, link: Any) -> None:
         try:

@@ -22,6 +22,7 @@ _HEAD_BYTES = 16 * 1024
 class LinkHandler:
     """A link: its connection, Proton's pointer, and the path that faults and grants apply to."""
 
+    #: The claim that a token must hold for this link; None if it needs no token.
     right: str | None = None
 
     def __init__(self, connection: AmqpConnection, link: Any, path: str) -> None:
@@ -30,6 +31,7 @@ class LinkHandler:
         self.path = path
         self.name = engine.text(lib.pn_link_name(link)) or ""
         self.open = True
+        #: True once a black hole (a fault) has swallowed a message, which will never be answered.
         self.swallowed = False
 
     def on_delivery(self, delivery: Any) -> None:

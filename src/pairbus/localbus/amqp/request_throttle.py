@@ -29,8 +29,8 @@ class RequestThrottle:
         self._waiting: deque[tuple[Callable[[], None], int]] = deque()
         self._waiting_bytes = 0
         self._without_credit: set[RequestLink] = set()
-        self.pending_bytes = 0
-        self.buffered_bytes = 0
+        #: Bytes of replies that wait for a commit or a fault's delay, and (an upper bound) that Proton still holds.
+        self.pending_bytes = self.buffered_bytes = 0
 
     @property
     def has_waiting(self) -> bool:

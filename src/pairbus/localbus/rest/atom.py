@@ -93,7 +93,7 @@ def short_name(subscription: Subscription) -> str:
 
 
 def subscription_entry(topic: Topic, subscription: Subscription, context: RequestContext) -> Entry:
-    """Return a subscription's entry; its id is capitalized as the JavaScript client expects it."""
+    """Return a subscription's entry; the JavaScript client looks for `Subscriptions` in its id, capitalized."""
     name = short_name(subscription)
     path = f"{topic.settings.name}/Subscriptions/{name}"
     description = _description("SubscriptionDescription", write_settings(subscription, SUBSCRIPTION, context))

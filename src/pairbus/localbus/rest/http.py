@@ -103,6 +103,7 @@ class HttpProtocol(asyncio.Protocol):
         self._upgrade = upgrade
         self._idle_timeout = idle_timeout
         self._request_timeout = request_timeout
+        # Reading on for a while: closing at once would reset the socket, and the client would lose the response.
         self._linger = linger
         self._max_body = max_body
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)

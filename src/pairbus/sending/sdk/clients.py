@@ -67,7 +67,7 @@ def put_token(sender: Any, seconds: float) -> None:
     sender._create_handler(create_authentication(sender))
     handler = sender._handler
     try:
-        handler.open()
+        handler.open()  # until another thread calls `abort`, if the peer does not even greet
         while not handler.auth_complete() and time.monotonic() < deadline:
             pass  # each call waits for the socket
     finally:

@@ -57,7 +57,7 @@ def patch_connection(sender: Any) -> None:
 def _keep_token_status(
     authenticator: Any, result: Any, status: Any, description: Any, *others: Any, **named: Any
 ) -> None:
-    """Note the status of the answer to a token where the SDK has not."""
+    """Note the status of a refused token, without which a missing entity looks like an outage of the service."""
     type(authenticator)._on_execute_operation_complete(authenticator, result, status, description, *others, **named)
     if authenticator._token_status_code is None:
         authenticator._token_status_code = status

@@ -67,7 +67,9 @@ class InboundFilter:
 
     def __init__(self, check_key: KeyCheck = lambda name, key: False) -> None:
         self._check_key = check_key
+        #: (link name, delivery tag) -> message-format, if that is not 0.
         self.message_formats: dict[tuple[bytes, bytes], int] = {}
+        #: Names of links that asked for the partition's last event with each event they receive.
         self.runtime_metric_links: set[bytes] = set()
         self.max_frame = 0xFFFFFFFF
         self._incomplete = b""
