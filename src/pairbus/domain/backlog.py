@@ -57,7 +57,6 @@ def namespace_name(host: str) -> str | None:
 
 
 def queue_path(namespace: str, index: int) -> str:
-    """Return the path of a backlog queue."""
     return f"{namespace}/x-servicebus-transfer/{index}"
 
 
@@ -148,7 +147,6 @@ class Rotation:
         return self._absences.pop(queue, None) is not None
 
     def absence(self, queue: str, now: float) -> Absence | None:
-        """Return the absence of a queue that is out of the rotation."""
         absence = self._absences.get(queue)
         return absence if absence is not None and absence.until > now else None
 
@@ -222,6 +220,5 @@ class QueueChooser:
         self._refusing.add(queue)
 
     def busy(self, queue: str) -> None:
-        """Note that a queue is throttled."""
         self._current = None if queue in self._busy else queue
         self._busy.add(queue)

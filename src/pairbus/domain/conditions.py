@@ -121,7 +121,6 @@ CONDITIONS: dict[str, Condition] = {
 
 
 def conditions_of(subject: Subject) -> frozenset[str]:
-    """Return the conditions that refuse this part."""
     return frozenset(name for name, condition in CONDITIONS.items() if condition.subject is subject)
 
 

@@ -36,7 +36,6 @@ class Health:
 
     @property
     def goes_to_primary(self) -> bool:
-        """True if messages go to the primary."""
         return self.state is State.AVAILABLE or self.state is State.SUSPECT
 
     def succeeded(self, now: float) -> Health:

@@ -146,7 +146,6 @@ class Backlog:
         return found
 
     def status(self) -> dict[str, QueueStatus]:
-        """Return the state of every backlog queue."""
         now = time.monotonic()
         found = {}
         for path, queue in self._queues.items():

@@ -45,7 +45,6 @@ class ConnectionWatchdog:
         self._thread.start()
 
     def watch(self, pool: ConnectionPool) -> None:
-        """Keep the idle connections of this pool alive."""
         self._pools.append(pool)
 
     def begin(self, connection: SenderConnection, deadline: float) -> None:
@@ -231,7 +230,6 @@ class ConnectionPool:
             return self.take_new()
 
     def take_new(self) -> SenderConnection:
-        """Return a connection that was never used."""
         with self._lock:  # the SDK's client is not made for threads
             return SenderConnection(self._make(), self.watchdog)
 

@@ -177,7 +177,6 @@ class Entity:
         return self.health.ping_failed(now)
 
     def _ping(self) -> None:
-        """Ping once, on a connection of its own."""
         connection = self.pool.take_new()
         self._ping_connection = connection
         if self._closing.is_set():  # `stop_pings` may have come before there was a connection
@@ -201,7 +200,6 @@ class Entity:
             connection.cut()
 
     def status(self) -> EntityStatus:
-        """Return all that is known of the entity, at this moment."""
         with self._lock:
             return EntityStatus(
                 path=self.path,

@@ -55,7 +55,6 @@ def _variable(short: int, long: int, raw: bytes) -> bytes:
 
 
 def encode_list(items: list[bytes]) -> bytes:
-    """Return a list of encoded values."""
     return _compound(0xC0, 0xD0, len(items), b"".join(items)) if items else b"\x45"
 
 

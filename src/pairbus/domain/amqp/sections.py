@@ -210,7 +210,6 @@ def check_map(message: bytes, value: int) -> None:
 
 
 def section(code: int, value: bytes) -> bytes:
-    """Return a section with an encoded value."""
     return bytes((0, 0x53, code)) + value
 
 

@@ -217,7 +217,6 @@ class LikePattern:
         self._tail = len(pieces[-1])
 
     def matches(self, text: str) -> bool:
-        """Return True if the whole text matches the pattern."""
         first, *others = self._pieces
         if not others:
             return first.fullmatch(text) is not None

@@ -40,7 +40,6 @@ class ClientSocket:
         transport.set_write_buffer_limits(high=_MAX_OUTPUT_BYTES)
 
     def lost(self) -> None:
-        """Release everything: the socket is closed."""
         self._inbound_delay.discard()
         self._outbound_delay.discard()
         if self._linger is not None:

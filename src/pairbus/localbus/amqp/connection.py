@@ -196,7 +196,6 @@ class AmqpConnection(asyncio.Protocol):
         self.close(BusError(bus_errors.RESOURCE_LIMIT_EXCEEDED, description))
 
     def drop(self) -> None:
-        """Cut the connection without an AMQP close."""
         self._socket.abort()
 
     def recover(self) -> None:

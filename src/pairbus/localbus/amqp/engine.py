@@ -122,7 +122,6 @@ def set_condition(condition: Any, error: BusError) -> None:
 
 
 def text(pointer: Any) -> str | None:
-    """Return a C string as text, None for a null pointer."""
     return None if pointer == ffi.NULL else bytes(ffi.string(pointer)).decode(errors="replace")
 
 

@@ -50,7 +50,6 @@ class ActiveClients:
         return now - self._another_at < _ACTIVE_SECONDS
 
     def has_others(self, client: Any) -> bool:
-        """Return True if a client other than this one is active."""
         at = self._another_at if client is self._latest else self._latest_at
         return self._clock() - at < _ACTIVE_SECONDS
 

@@ -31,7 +31,6 @@ class EntityUsage:
         parent.accessed_at = self._clock()
 
     def detach(self, queue: Queue) -> None:
-        """Note the end of a link on a queue."""
         parent = self._catalog.parent(queue)
         self._open_links[parent.id] = self._open_links.get(parent.id, 1) - 1
         if self._open_links[parent.id] <= 0:

@@ -76,7 +76,6 @@ class Hub:
         return [p.id for p in self.partitions]
 
     def partition(self, id: str) -> Partition:
-        """Return the partition of that id; raise `BusError` if the hub has none."""
         for partition in self.partitions:
             if partition.id == id:
                 return partition

@@ -174,7 +174,6 @@ class MessageStore:
         return []
 
     def has_ready(self, session: Session | None = None) -> bool:
-        """Return True if there is a ready message, in that session if one is given."""
         return (self._ready if session is None else session.ready).head() is not None
 
     def _lock(self, taken: Sequence[Message], now: float, owner: Any, session: Session | None) -> None:

@@ -192,7 +192,6 @@ class Queue(MessageStore):
         return session
 
     def set_session_state(self, id: str, state: bytes | None, now: float) -> None:
-        """Set or (None) clear the state of a locked session."""
         session = self.held_session(id, now)
         check_state(state)
         session.state, session.state_at = state, now

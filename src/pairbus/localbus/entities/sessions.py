@@ -160,7 +160,6 @@ class SessionTable:
         return [self._sessions[id] for id in self._lock_ends.due(now)]
 
     def next_expiry(self) -> float:
-        """Return the time at which the next lock may expire."""
         return self._lock_ends.next()
 
     def _is_lock_end(self, when: float, id: str) -> bool:

@@ -131,7 +131,6 @@ class Faults:
         return Fault(next(self._ids), kind, entity.strip("/").lower(), parameters, count, until)
 
     def add(self, fault: Fault) -> Fault:
-        """Set a fault; return it."""
         self._faults[fault.id] = fault
         self._applicable.clear()
         self.active = True
@@ -174,7 +173,6 @@ class Faults:
         return False
 
     def _occurs(self, fault: Fault) -> bool:
-        """Return True if a fault happens this time; count the occurrence."""
         if self.chance() >= fault.parameters.get("rate", 1.0):
             return False
         if fault.count is not None:

@@ -35,7 +35,6 @@ class LatencyPipe:
             self._deliver_one()
 
     def discard(self) -> None:
-        """Drop everything on its way."""
         self._waiting.clear()
         self.size = 0
 

@@ -88,7 +88,6 @@ def hub_entry(hub: Hub, context: RequestContext) -> Entry:
 
 
 def short_name(subscription: Subscription) -> str:
-    """Return a subscription's name without its topic."""
     return subscription.settings.name.rsplit("/", 1)[-1]
 
 

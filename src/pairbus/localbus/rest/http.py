@@ -53,7 +53,6 @@ Upgrade = Callable[[Request], asyncio.Protocol | None]
 
 
 def error_response(status: int, detail: str) -> Response:
-    """Return an error as the service writes it."""
     body = f"<Error><Code>{status}</Code><Detail>{escape(detail)}</Detail></Error>"
     return Response(status, body.encode(), {"Content-Type": XML})
 

@@ -98,12 +98,10 @@ def escape_text(text: str) -> str:
 
 
 def escape_attribute(text: str) -> str:
-    """Return text for an attribute in double quotes."""
     return escape(_NOT_XML.sub("\ufffd", text), {'"': "&quot;"})
 
 
 def element(tag: str, content: str, attributes: str = "") -> str:
-    """Return an element around content that is XML."""
     return f"<{tag}{attributes}>{content}</{tag}>" if content else f"<{tag}{attributes}/>"
 
 

@@ -203,7 +203,6 @@ def may_be_stale(error: BaseException) -> bool:
 
 
 def amqp_condition(error: BaseException) -> str | None:
-    """Return the AMQP condition behind an error, if there is one."""
     # The SDK raises a time-out of the service again, without its condition.
     cause = error.__cause__ if isinstance(error, sdk.OperationTimeoutError) else None
     for each in (error, inner_of(error), cause):

@@ -123,7 +123,6 @@ class HubSender:
         return _without_inner(OperationTimeoutError(message))
 
     def close(self) -> None:
-        """Close the link and its connection in order."""
         self._producer.close()
 
 
@@ -220,7 +219,6 @@ def partition_of(batch: EventDataBatch) -> str | None:
 
 
 def events_of(events: Any) -> list[Any]:
-    """Return the events of a list or of a caller's batch, one by one."""
     return list(getattr(events, "_internal_events", events))
 
 
