@@ -106,9 +106,8 @@ def _create(planned: list[_PlannedEntity], broker: Broker) -> None:
 def _queue(table: dict[str, Any]) -> _PlannedEntity:
     settings: QueueSettings = _settings(QueueSettings, QUEUE, table, "queues")
 
-    def make(broker: Broker) -> None:
-        if broker.queue(settings.name) is None:
-            broker.create_queue(settings)
+    def make(broker: Broker) -> object:
+        return broker.queue(settings.name) or broker.create_queue(settings)
 
     return _PlannedEntity(settings.name, _targets(settings), make)
 
@@ -116,9 +115,8 @@ def _queue(table: dict[str, Any]) -> _PlannedEntity:
 def _hub(table: dict[str, Any]) -> _PlannedEntity:
     settings: HubSettings = _settings(HubSettings, HUB, table, "event_hubs")
 
-    def make(broker: Broker) -> None:
-        if broker.hub(settings.name) is None:
-            broker.create_hub(settings)
+    def make(broker: Broker) -> object:
+        return broker.hub(settings.name) or broker.create_hub(settings)
 
     return _PlannedEntity(settings.name, (), make)
 
@@ -128,9 +126,8 @@ def _topic(table: dict[str, Any]) -> list[_PlannedEntity]:
         TopicSettings, TOPIC, {k: v for k, v in table.items() if k != "subscriptions"}, "topics", ("subscriptions",)
     )
 
-    def make(broker: Broker) -> None:
-        if broker.topic(settings.name) is None:
-            broker.create_topic(settings)
+    def make(broker: Broker) -> object:
+        return broker.topic(settings.name) or broker.create_topic(settings)
 
     where = f"topic '{settings.name}'"
     below = [_subscription(settings.name, each) for each in _tables(table, "subscriptions", where)]

@@ -247,26 +247,7 @@ _SCALARS: dict[int, Any] = {
 }
 
 __all__ = [
-    "MAX_DEPTH",
-    "AmqpDecodeError",
-    "Array",
-    "Byte",
-    "Char",
-    "Decimal",
-    "Described",
-    "Float",
-    "Long",
-    "Short",
-    "Symbol",
-    "Timestamp",
-    "UByte",
-    "UInt",
-    "ULong",
-    "UShort",
-    "compound",
-    "decode",
-    "encode",
-    "encode_list",
-    "encode_map",
+    "MAX_DEPTH", "AmqpDecodeError", "Array", "Byte", "Char", "Decimal", "Described", "Float", "Long", "Short", "Symbol",
+    "Timestamp", "UByte", "UInt", "ULong", "UShort", "compound", "decode", "encode", "encode_list", "encode_map",
     "skip",
-]
+]  # fmt: skip

@@ -6,22 +6,7 @@ import struct
 from typing import Any
 from uuid import UUID
 
-from .types import (
-    Array,
-    Byte,
-    Char,
-    Decimal,
-    Described,
-    Float,
-    Long,
-    Short,
-    Symbol,
-    Timestamp,
-    UByte,
-    UInt,
-    ULong,
-    UShort,
-)
+from . import types
 
 U8 = struct.Struct(">B")
 I8 = struct.Struct(">b")
@@ -99,11 +84,11 @@ def _map(pairs: dict[Any, Any]) -> bytes:
     return encode_map([encode(part) for part in _flat(pairs)])
 
 
-def _array(array: Array) -> bytes:
+def _array(array: types.Array) -> bytes:
     return b"\xf0" + _array_element(array, U32X2, 4)
 
 
-def _array_element(array: Array, head: struct.Struct, spare: int) -> bytes:
+def _array_element(array: types.Array, head: struct.Struct, spare: int) -> bytes:
     # All elements have the one encoding that the constructor names.
     packer = _ELEMENTS.get(array.code)
     if packer is None:
@@ -172,18 +157,18 @@ _ENCODERS: dict[type, Any] = {
     UUID: lambda v: b"\x98" + v.bytes,
     list: lambda v: encode_list([encode(item) for item in v]),
     dict: _map,
-    Array: _array,
-    Symbol: lambda v: _variable(0xA3, 0xB3, v.encode("ascii")),
-    Char: lambda v: b"\x73" + U32.pack(ord(v)),
-    UByte: lambda v: b"\x50" + U8.pack(v),
-    UShort: lambda v: b"\x60" + U16.pack(v),
-    UInt: _uint,
-    ULong: _ulong,
-    Byte: lambda v: b"\x51" + I8.pack(v),
-    Short: lambda v: b"\x61" + I16.pack(v),
-    Long: _long,
-    Timestamp: lambda v: b"\x83" + I64.pack(v),
-    Float: lambda v: b"\x72" + F32.pack(v),
-    Decimal: lambda v: bytes(({4: 0x74, 8: 0x84, 16: 0x94}[len(v)],)) + v,
-    Described: lambda v: b"\x00" + encode(v.descriptor) + encode(v.value),
+    types.Array: _array,
+    types.Symbol: lambda v: _variable(0xA3, 0xB3, v.encode("ascii")),
+    types.Char: lambda v: b"\x73" + U32.pack(ord(v)),
+    types.UByte: lambda v: b"\x50" + U8.pack(v),
+    types.UShort: lambda v: b"\x60" + U16.pack(v),
+    types.UInt: _uint,
+    types.ULong: _ulong,
+    types.Byte: lambda v: b"\x51" + I8.pack(v),
+    types.Short: lambda v: b"\x61" + I16.pack(v),
+    types.Long: _long,
+    types.Timestamp: lambda v: b"\x83" + I64.pack(v),
+    types.Float: lambda v: b"\x72" + F32.pack(v),
+    types.Decimal: lambda v: bytes(({4: 0x74, 8: 0x84, 16: 0x94}[len(v)],)) + v,
+    types.Described: lambda v: b"\x00" + encode(v.descriptor) + encode(v.value),
 }

@@ -6,14 +6,6 @@ from .syntax import MAX_LENGTH, SqlSyntaxError
 from .values import SqlEvaluationError
 
 __all__ = [
-    "MAX_DEPTH",
-    "MAX_LENGTH",
-    "Edit",
-    "MessageView",
-    "SqlAction",
-    "SqlEvaluationError",
-    "SqlFilter",
-    "SqlSyntaxError",
-    "parse_action",
-    "parse_filter",
-]
+    "MAX_DEPTH", "MAX_LENGTH", "Edit", "MessageView", "SqlAction", "SqlEvaluationError", "SqlFilter", "SqlSyntaxError",
+    "parse_action", "parse_filter",
+]  # fmt: skip

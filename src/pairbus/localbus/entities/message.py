@@ -67,22 +67,9 @@ class Message:
     """One message of one queue. `payload` is None while its bytes are only on disk."""
 
     __slots__ = (
-        "delivery_count",
-        "enqueue_sequence",
-        "enqueued_at",
-        "expires_at",
-        "hops",
-        "id",
-        "lock",
-        "payload",
-        "scheduled_at",
-        "sequence",
-        "session_id",
-        "size",
-        "source",
-        "state",
-        "time_to_live",
-    )
+        "delivery_count", "enqueue_sequence", "enqueued_at", "expires_at", "hops", "id", "lock", "payload",
+        "scheduled_at", "sequence", "session_id", "size", "source", "state", "time_to_live",
+    )  # fmt: skip
 
     def __init__(self, id: int, sequence: int, enqueued_at: float, draft: Draft) -> None:
         self.id = id
