@@ -149,6 +149,12 @@ class HubSettings(_Checked):
 Spelling = dict[str, tuple[str, str]]
 
 
+#: The fields of a correlation filter that are texts, in the order of `$management`'s described lists.
+CORRELATION_TEXTS = (
+    "correlation_id", "message_id", "to", "reply_to", "label", "session_id", "reply_to_session_id", "content_type",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class CorrelationFilter:
     """A filter for equality in every field that is set; application properties compare by value."""

@@ -235,7 +235,7 @@ def map_section(descriptor: bytes, parts: list[bytes], count: int, wide: bool = 
 
 
 def replace_fields(message: bytes, found: Section, at: list[int], changes: Iterable[tuple[int, bytes]]) -> bytes:
-    """Replace fields, in ascending order of position, in a list's section with its descriptor and 32-bit sizes kept."""
+    """Return a list's section with fields replaced in ascending order; its descriptor and 32-bit sizes are kept."""
     _, start, value, end = found
     parts: list[bytes] = []
     here = count = len(at) - 1

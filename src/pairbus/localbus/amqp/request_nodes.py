@@ -167,7 +167,7 @@ class CbsLink(RequestLink):
 
 
 class EntityManagementLink(RequestLink):
-    """Requests to an entity's `$management`; the entity may be another one of that name than at the attach."""
+    """Requests to an entity's `$management`, looked up by name each time: it may have been created again."""
 
     def __init__(
         self, connection: AmqpConnection, link: Any, path: str, address: Address, target: Queue | Topic | Hub

@@ -1,4 +1,4 @@
-"""A limit on one client's management requests: they wait before they are carried out, so that replies need not."""
+"""A limit on one client's management requests: requests wait until the client reads, and replies are never held back."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _IMMUTABLE = ("requires_session", "requires_duplicate_detection", "enable_partit
 
 
 class Catalog:
-    """All entities by lower-case path."""
+    """All entities by lower-case path; `on_delete` and `on_change` report deleted ones and new settings."""
 
     def __init__(
         self,

@@ -89,7 +89,7 @@ class Message:
         self.payload: bytes | None = draft.payload
 
     def delivered(self, payload: bytes, token: bytes | None = None, locked_until: float = 0.0) -> bytes:
-        """Return the encoded message for a receiver; `token`, in network order, is that of a message that is locked."""
+        """Return the encoded message for a receiver, with the lock's `token` (in network order) if it is locked."""
         header, annotations, items, delivery_annotations = PREFIX.unpack_from(payload)
         at = PREFIX.size + header
         count = self.delivery_count

@@ -123,7 +123,8 @@ def _listed(header: bytes) -> bytes:
     return bytes((0xC0, len(header) + 1, 4)) + header
 
 
-_SYSTEM = {
+#: System property, as SQL names it in lower case -> its position among the properties.
+SYSTEM_FIELDS = {
     "messageid": sections.MESSAGE_ID,
     "to": sections.TO,
     "label": sections.SUBJECT,
@@ -200,7 +201,7 @@ class MessageView:
 
     def _read_properties(self, bare: bytes, value: int) -> None:
         spans = sections.fields(bare, value)
-        for name, index in _SYSTEM.items():
+        for name, index in SYSTEM_FIELDS.items():
             if index < len(spans):
                 found = _readable(bare, spans[index][0])
                 if found is not None:

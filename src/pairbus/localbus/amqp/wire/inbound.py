@@ -1,8 +1,8 @@
-"""The filter between a client's bytes and Proton: limits on frames, and four parts of AMQP that Proton does not do.
+"""The filter between a client's bytes and Proton, for the parts of AMQP that Proton does not do.
 
-It refuses nesting that is too deep, and transfers on a link that the client receives on; it records the message-format
-of each delivery; it lowers credit to what Proton computes with; and it renumbers delivery-ids that are out of order, as
-Go's and Java's SDKs send them.
+It refuses frames that are too large or nested too deeply, and transfers on a link that the client receives on; records
+the message-format of each delivery; lowers credit to the largest number that Proton computes with; and renumbers
+delivery-ids that are out of order, as Go's and Java's SDKs send them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The filter between Proton's bytes and the client: the trailing nulls that Proton leaves out, the client's own ids.
+"""The filter between Proton's bytes and the client: it restores trailing nulls and the client's own delivery-ids.
 
 azure-eventhub, for instance, reads the fields of a performative by index.
 """
