@@ -1,4 +1,4 @@
-"""A limit on one client's management requests: requests wait until the client reads, and replies are never held back."""
+"""A limit on one client's management requests: they wait until the client reads, and no reply is held back."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Event(NamedTuple):
     payload: bytes
 
     def delivered(self, newest: Event | None = None, now: float = 0.0) -> bytes:
-        """Return the encoded event with its position as annotations; also that of the partition's `newest` event, if given."""
+        """Return the encoded event with its position as annotations, and that of the partition's `newest` if given."""
         position = {
             "x-opt-sequence-number": b"\x81" + self.sequence.to_bytes(8, "big"),
             "x-opt-offset": encode(str(self.offset)),

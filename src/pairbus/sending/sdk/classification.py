@@ -117,7 +117,7 @@ def meaning_of(error: BaseException) -> Meaning:
 
 
 def at_opening(error: BaseException) -> BaseException:
-    """Return the error to raise for one of opening a link: an unnamed one is an outage, since no message is involved."""
+    """Return the error to raise for one of opening a link: an unnamed one is an outage, as no message is involved."""
     if _is_bare(error) and not has_no_credential(error):
         unnamed = sdk.ServiceBusConnectionError(message=str(error), error=inner_of(error) or error)
         unnamed.__cause__ = error
