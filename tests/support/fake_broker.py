@@ -66,7 +66,7 @@ def _check(rules: Iterable[RuleSettings | None]) -> None:
 
 
 class FakeBroker:
-    """A stand-in for `pairbus.localbus.rest.broker_interface.Broker`."""
+    """A stand-in for those parts of the broker that the management REST API uses."""
 
     def __init__(self, name: str = "contoso") -> None:
         self.name = name

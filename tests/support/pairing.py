@@ -30,7 +30,7 @@ from pairbus import Event, Namespace, PairedNamespace, PairedSender, PairingOpti
 from pairbus.config.checks import Range
 from pairbus.domain.backlog import queue_path
 from pairbus.localbus import LocalBus
-from pairbus.sending.attempt import Attempt
+from pairbus.sending.connections import Attempt
 from tests.support.process_fixtures import administer, connect, revive
 from tests.support.raw_client import RawClient
 

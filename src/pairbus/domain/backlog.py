@@ -57,7 +57,6 @@ def namespace_name(host: str) -> str | None:
 
 
 def queue_path(namespace: str, index: int) -> str:
-    """Return the path of a backlog queue."""
     return f"{namespace}/x-servicebus-transfer/{index}"
 
 
@@ -110,39 +109,32 @@ class Absence:
 
 
 class Rotation:
-    """The backlog queues in use. A sender picks one at random and stays with it until it leaves the rotation.
-
-    A queue that failed a send leaves the rotation for all senders for a while, and is then as good as any other.
-    """
+    """The backlog queues in use by all senders; a queue that failed a send leaves the rotation for a while."""
 
     def __init__(
         self, queues: Sequence[str], away_for: float, choose: Callable[[Sequence[str]], str] = _CHANCE.choice
     ) -> None:
         if not queues:
             raise ValueError("a rotation needs at least one queue")
-        self._queues = tuple(queues)
+        self.queues = tuple(queues)
         self._away_for = away_for
         #: Picks one of several queues, at random.
         self.choose = choose
         self._absences: dict[str, Absence] = {}
-
-    @property
-    def queues(self) -> tuple[str, ...]:
-        return self._queues
 
     def pick(self, current: str | None, now: float, without: Iterable[str] = ()) -> str | None:
         """Return the current queue while it is in the rotation, else any other; None if there is none."""
         tried = set(without)
         if current is not None and current not in tried and self._is_in(current, now):
             return current
-        left = [queue for queue in self._queues if queue not in tried and self._is_in(queue, now)]
+        left = [queue for queue in self.queues if queue not in tried and self._is_in(queue, now)]
         return self.choose(left) if left else None
 
     def available(self, now: float, without: Collection[str] = ()) -> int:
         """Return the number of queues that `pick` chooses from."""
         if not self._absences and not without:
-            return len(self._queues)
-        return sum(queue not in without and self._is_in(queue, now) for queue in self._queues)
+            return len(self.queues)
+        return sum(queue not in without and self._is_in(queue, now) for queue in self.queues)
 
     def leave(self, queue: str, now: float, why: str) -> bool:
         """Take a queue that failed a send out of the rotation; return True if it was in it until now."""
@@ -155,7 +147,6 @@ class Rotation:
         return self._absences.pop(queue, None) is not None
 
     def absence(self, queue: str, now: float) -> Absence | None:
-        """Return the absence of a queue that is out of the rotation."""
         absence = self._absences.get(queue)
         return absence if absence is not None and absence.until > now else None
 
@@ -175,19 +166,16 @@ LEAST_SECONDS = 2.0
 
 @dataclass(slots=True)
 class SenderQueue:
-    """The backlog queue that one sender stays with; its threads share it, so that a session's messages stay together.
-
-    None until the sender parks for the first time.
-    """
+    """The backlog queue that one sender stays with to keep a session's messages together; None until it parks."""
 
     queue: str | None = None
 
 
 class QueueChooser:
-    """The choice of a queue for each attempt to park the messages of one call. Pure: it knows no clock and no socket.
+    """The choice of a queue for each attempt to park the messages of one call; pure.
 
-    It starts with the queue that the sender stays with. A queue that failed is not tried again in this call. One that
-    refused a message is not tried again with that message. One that is busy is tried once more, then the others.
+    It starts with the sender's queue. One that failed is not tried again in this call, one that refused a message not
+    again with that message; one that is busy is tried once more, then the others.
     """
 
     def __init__(self, rotation: Rotation, sender_queue: SenderQueue) -> None:
@@ -232,6 +220,5 @@ class QueueChooser:
         self._refusing.add(queue)
 
     def busy(self, queue: str) -> None:
-        """Note that a queue is throttled."""
         self._current = None if queue in self._busy else queue
         self._busy.add(queue)

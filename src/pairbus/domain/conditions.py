@@ -1,9 +1,7 @@
 """The table of AMQP error conditions: their meaning for a sender, and for a message that the syphon moves back.
 
-The first column is the sender's: an outage counts towards failover, a busy service is tried again, a configuration
-error goes to the caller. The second is the syphon's: a message stays in the backlog while waiting may help, and is
-dead-lettered there when it cannot. The third names the refused part; a refused credential, for instance, is never the
-message's fault.
+The second column is the syphon's: a message stays in the backlog while waiting may help, else it is dead-lettered. The
+third is the refused part; a refused credential, for instance, is never the message's fault.
 """
 
 from __future__ import annotations
@@ -123,7 +121,6 @@ CONDITIONS: dict[str, Condition] = {
 
 
 def conditions_of(subject: Subject) -> frozenset[str]:
-    """Return the conditions that refuse this part."""
     return frozenset(name for name, condition in CONDITIONS.items() if condition.subject is subject)
 
 
@@ -133,10 +130,7 @@ MESSAGE_CONDITIONS = conditions_of(Subject.MESSAGE)
 
 
 def refusal_of(condition: str | None) -> Refusal:
-    """Return the treatment of a message that was refused with a condition.
-
-    Without a condition, as after a lost connection, the message is held.
-    """
+    """Return the treatment of a refused message; without a condition, as after a lost connection, it is held."""
     if condition is None:
         return Refusal.HOLD
     known = CONDITIONS.get(condition)

@@ -1,8 +1,7 @@
 """The cost of paired namespaces: billable operations of a message, and forecasts.
 
-Microsoft bills operations: each call to the service is one, and each further 64 KB of a message another one. Lines with
-`beyond` false have the figures of Microsoft's page on paired namespaces; settlements and management calls are separate
-lines.
+Each call to the service is an operation, each further 64 KB of a message another. Lines with `beyond` false have the
+figures of Microsoft's page on paired namespaces.
 """
 
 from __future__ import annotations
@@ -75,6 +74,8 @@ def forecast(
 ) -> Forecast:
     """Return the cost of parked messages, of an outage's pings, and of an idle syphon.
 
+    Durations are seconds or `timedelta`.
+
     Parameters
     ----------
     messages, message_size
@@ -92,11 +93,6 @@ def forecast(
         the original did.
     price_per_million
         The price of a million operations.
-
-    Returns
-    -------
-    Forecast
-        The operations by kind. Durations are seconds or `timedelta`.
 
     Raises
     ------

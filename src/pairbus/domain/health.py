@@ -36,24 +36,16 @@ class Health:
 
     @property
     def goes_to_primary(self) -> bool:
-        """True if messages go to the primary."""
         return self.state is State.AVAILABLE or self.state is State.SUSPECT
 
     def succeeded(self, now: float) -> Health:
-        """Return the health after a send that the primary accepted.
-
-        A send from before the failover changes nothing: only a ping ends a failover.
-        """
+        """Return the health after an accepted send; only a ping ends a failover, not a send from before it."""
         if not self.goes_to_primary:
             return self
         return Health(State.AVAILABLE, self.since if self.state is State.AVAILABLE else now, None, now)
 
     def failed(self, now: float, interval: float, sent_at: float) -> Health:
-        """Return the health after a failed send to the primary that counts as an outage.
-
-        The entity fails over once it has been failing for `interval` seconds. A failure of a message that was sent
-        before the last success changes nothing.
-        """
+        """Return the health after an outage's failure; of a message sent before the last success it changes nothing."""
         if not self.goes_to_primary or (self.well_at is not None and sent_at < self.well_at):
             return self
         began = now if self.failing_since is None else self.failing_since

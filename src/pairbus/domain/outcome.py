@@ -54,7 +54,6 @@ class Rows:
 
     @classmethod
     def of(cls, rows: list[Row]) -> Rows:
-        """Return the rows as columns."""
         return cls(*map(list, zip(*rows, strict=True)))
 
     def __len__(self) -> int:

@@ -9,11 +9,7 @@ from urllib.parse import unquote
 
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://[^/]*/?", re.IGNORECASE)
 _MAX_LENGTH = 2000
-_SUFFIXES = (
-    ("/$management", "management"),
-    ("/$transfer/$deadletterqueue", "transfer"),
-    ("/$deadletterqueue", "dead"),
-)
+_SUFFIXES = (("/$management", "management"), ("/$transfer/$deadletterqueue", "transfer"), ("/$deadletterqueue", "dead"))
 _SUBSCRIPTION = re.compile(r"^(?P<topic>.+)/subscriptions/(?P<name>[^/]+)$", re.IGNORECASE)
 _PARTITION = re.compile(r"^(?P<hub>.+?)(/consumergroups/(?P<group>[^/]+))?/partitions/(?P<id>[^/]+)$", re.IGNORECASE)
 _GROUP = re.compile(r"^(?P<hub>.+)/consumergroups/(?P<group>[^/]+)$", re.IGNORECASE)
@@ -73,10 +69,7 @@ def locate(text: str, entities: Entities) -> Address:
 
 
 def parse_address(text: str) -> Address:
-    """Parse any address form of the SDKs: a URL or a relative path, with or without suffixes, in any case.
-
-    A text that is longer than any entity's path is not parsed: no entity has it, and it must not cost time.
-    """
+    """Parse any address form of the SDKs, in any case; a text that is longer than any entity's path costs no time."""
     if len(text) > _MAX_LENGTH:
         return Address(text)
     path = unquote(_SCHEME.sub("", text)).strip("/")

@@ -52,12 +52,10 @@ class Grant:
 
 
 def unauthorized(why: str) -> BusError:
-    """Return the service's error for a link or request that no token allows."""
     return BusError(bus_errors.UNAUTHORIZED, f"Unauthorized access. {why}")
 
 
 def bad_token(why: str) -> BusError:
-    """Return the service's error for a token."""
     return BusError(bus_errors.AUTH_FAILED, why)
 
 

@@ -1,77 +1,54 @@
-"""The errors that localbus answers with: one class, and the service's AMQP conditions and HTTP statuses.
-
-An error carries the AMQP condition (for a detach, a rejected delivery or a management reply) and the HTTP
-status (for the management REST API and `$cbs`), so that callers never read its text.
-"""
+"""The errors that localbus answers with: one class, and the service's AMQP conditions and HTTP statuses."""
 
 from __future__ import annotations
 
-INTERNAL_ERROR = "amqp:internal-error"
-NOT_FOUND = "amqp:not-found"
-UNAUTHORIZED = "amqp:unauthorized-access"
-DECODE_ERROR = "amqp:decode-error"
-RESOURCE_LIMIT_EXCEEDED = "amqp:resource-limit-exceeded"
-NOT_ALLOWED = "amqp:not-allowed"
-INVALID_FIELD = "amqp:invalid-field"
-NOT_IMPLEMENTED = "amqp:not-implemented"
-ILLEGAL_STATE = "amqp:illegal-state"
-PRECONDITION_FAILED = "amqp:precondition-failed"
-RESOURCE_DELETED = "amqp:resource-deleted"
-CONNECTION_FORCED = "amqp:connection:forced"
-FRAMING_ERROR = "amqp:connection:framing-error"
-DETACH_FORCED = "amqp:link:detach-forced"
-MESSAGE_SIZE_EXCEEDED = "amqp:link:message-size-exceeded"
-STOLEN = "amqp:link:stolen"
-TIMEOUT = "com.microsoft:timeout"
-SERVER_BUSY = "com.microsoft:server-busy"
-ENTITY_DISABLED = "com.microsoft:entity-disabled"
-ENTITY_EXISTS = "com.microsoft:entity-already-exists"
-MESSAGE_LOCK_LOST = "com.microsoft:message-lock-lost"
-MESSAGE_NOT_FOUND = "com.microsoft:message-not-found"
-SESSION_LOCK_LOST = "com.microsoft:session-lock-lost"
-SESSION_CANNOT_BE_LOCKED = "com.microsoft:session-cannot-be-locked"
-AUTH_FAILED = "com.microsoft:auth-failed"
-ARGUMENT_ERROR = "com.microsoft:argument-error"
-ARGUMENT_OUT_OF_RANGE = "com.microsoft:argument-out-of-range"
-OPERATION_CANCELLED = "com.microsoft:operation-cancelled"
-DEAD_LETTER = "com.microsoft:dead-letter"
+from typing import TypeVar
+
+_Entity = TypeVar("_Entity")
+
+#: HTTP status of each condition, on the management REST API and in request/response replies.
+STATUS: dict[str, int] = {}
+
+
+def _condition(name: str, status: int) -> str:
+    STATUS[name] = status
+    return name
+
+
+# Those without a name are for faults only.
+INTERNAL_ERROR = _condition("amqp:internal-error", 500)
+NOT_FOUND = _condition("amqp:not-found", 404)
+UNAUTHORIZED = _condition("amqp:unauthorized-access", 401)
+DECODE_ERROR = _condition("amqp:decode-error", 400)
+RESOURCE_LIMIT_EXCEEDED = _condition("amqp:resource-limit-exceeded", 403)
+NOT_ALLOWED = _condition("amqp:not-allowed", 400)
+INVALID_FIELD = _condition("amqp:invalid-field", 400)
+NOT_IMPLEMENTED = _condition("amqp:not-implemented", 501)
+_condition("amqp:illegal-state", 400)
+_condition("amqp:precondition-failed", 412)
+_condition("amqp:resource-deleted", 410)
+CONNECTION_FORCED = _condition("amqp:connection:forced", 503)
+FRAMING_ERROR = _condition("amqp:connection:framing-error", 400)
+DETACH_FORCED = _condition("amqp:link:detach-forced", 500)
+MESSAGE_SIZE_EXCEEDED = _condition("amqp:link:message-size-exceeded", 413)
+STOLEN = _condition("amqp:link:stolen", 409)
+TIMEOUT = _condition("com.microsoft:timeout", 408)
+SERVER_BUSY = _condition("com.microsoft:server-busy", 503)
+ENTITY_DISABLED = _condition("com.microsoft:entity-disabled", 403)
+ENTITY_EXISTS = _condition("com.microsoft:entity-already-exists", 409)
+MESSAGE_LOCK_LOST = _condition("com.microsoft:message-lock-lost", 410)
+MESSAGE_NOT_FOUND = _condition("com.microsoft:message-not-found", 404)
+SESSION_LOCK_LOST = _condition("com.microsoft:session-lock-lost", 410)
+SESSION_CANNOT_BE_LOCKED = _condition("com.microsoft:session-cannot-be-locked", 409)
+AUTH_FAILED = _condition("com.microsoft:auth-failed", 401)
+ARGUMENT_ERROR = _condition("com.microsoft:argument-error", 400)
+ARGUMENT_OUT_OF_RANGE = _condition("com.microsoft:argument-out-of-range", 400)
+_condition("com.microsoft:operation-cancelled", 503)
+DEAD_LETTER = _condition("com.microsoft:dead-letter", 400)
 
 #: Operations that a disabled entity refuses, worded for `disabled`.
 SETTLING = "settling a message of"
 RENEWING = "renewing a lock of"
-
-#: HTTP status of each condition, on the management REST API and in request/response replies.
-STATUS: dict[str, int] = {
-    INTERNAL_ERROR: 500,
-    NOT_FOUND: 404,
-    UNAUTHORIZED: 401,
-    DECODE_ERROR: 400,
-    RESOURCE_LIMIT_EXCEEDED: 403,
-    NOT_ALLOWED: 400,
-    INVALID_FIELD: 400,
-    NOT_IMPLEMENTED: 501,
-    ILLEGAL_STATE: 400,
-    PRECONDITION_FAILED: 412,
-    RESOURCE_DELETED: 410,
-    CONNECTION_FORCED: 503,
-    FRAMING_ERROR: 400,
-    DETACH_FORCED: 500,
-    MESSAGE_SIZE_EXCEEDED: 413,
-    STOLEN: 409,
-    TIMEOUT: 408,
-    SERVER_BUSY: 503,
-    ENTITY_DISABLED: 403,
-    ENTITY_EXISTS: 409,
-    MESSAGE_LOCK_LOST: 410,
-    MESSAGE_NOT_FOUND: 404,
-    SESSION_LOCK_LOST: 410,
-    SESSION_CANNOT_BE_LOCKED: 409,
-    AUTH_FAILED: 401,
-    ARGUMENT_ERROR: 400,
-    ARGUMENT_OUT_OF_RANGE: 400,
-    OPERATION_CANCELLED: 503,
-    DEAD_LETTER: 400,
-}
 
 
 class BusError(Exception):
@@ -88,7 +65,6 @@ class BusError(Exception):
 
 
 def disabled(entity: str, what: str) -> BusError:
-    """Return the service's error for an operation that an entity's status does not allow."""
     return BusError(
         ENTITY_DISABLED,
         f"The messaging entity '{entity}' is currently disabled: {what} is refused. Its owner can enable it again.",
@@ -96,12 +72,23 @@ def disabled(entity: str, what: str) -> BusError:
 
 
 def not_found(path: str) -> BusError:
-    """Return the service's error for an entity that does not exist."""
     return BusError(NOT_FOUND, f"The messaging entity '{path}' could not be found.")
 
 
+def existing(entity: _Entity | None, path: str) -> _Entity:
+    """Return an entity that was looked up; raise the service's error if there is none."""
+    if entity is None:
+        raise not_found(path)
+    return entity
+
+
+def session_lock_lost() -> BusError:
+    return BusError(
+        SESSION_LOCK_LOST, "The session lock has expired on the MessageSession. Accept a new MessageSession."
+    )
+
+
 def size_exceeded(path: str, size: int, limit: int) -> BusError:
-    """Return the service's error for a message that is too large."""
     return BusError(
         MESSAGE_SIZE_EXCEEDED,
         f"The received message (size: {size} bytes) for '{path}' exceeds the limit ({limit} bytes) currently "

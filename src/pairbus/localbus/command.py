@@ -34,10 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt for each stop signal in the with block, until the event loop handles them.
-
-    Python's own handler is not enough: asyncio replaces it by one that waits until the start is complete.
-    """
+    """Raise KeyboardInterrupt for each stop signal in the with block, until the event loop handles them."""
     # A process that ignores the hangup (nohup) keeps ignoring it.
     numbers = [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, _interrupt) for number in numbers}

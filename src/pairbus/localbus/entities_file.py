@@ -14,7 +14,7 @@ import isodate
 
 from .broker.broker import Broker
 from .bus_errors import BusError
-from .rest.descriptions import HUB, QUEUE, SUBSCRIPTION, TOPIC, ReadOnlyElement, SettingElement
+from .rest.descriptions import HUB, QUEUE, SUBSCRIPTION, TOPIC, ElementTable, SettingElement
 from .settings import (
     DEFAULT_RULE,
     FOREVER,
@@ -47,10 +47,7 @@ _RULE_KEYS = ("name", "sql", "correlation", "true", "false", "action")
 
 
 def load_entities(path: Path, broker: Broker) -> int:
-    """Create the file's entities that the broker does not have yet; return the number of entities in the file.
-
-    Raises `EntitiesFileError`, before anything is created, if the file has a mistake of form.
-    """
+    """Create the file's entities that the broker lacks; if the file has a mistake of form, create none and raise."""
     try:
         with path.open("rb") as file:
             given = file.read(_MAX_BYTES + 1)
@@ -109,9 +106,8 @@ def _create(planned: list[_PlannedEntity], broker: Broker) -> None:
 def _queue(table: dict[str, Any]) -> _PlannedEntity:
     settings: QueueSettings = _settings(QueueSettings, QUEUE, table, "queues")
 
-    def make(broker: Broker) -> None:
-        if broker.queue(settings.name) is None:
-            broker.create_queue(settings)
+    def make(broker: Broker) -> object:
+        return broker.queue(settings.name) or broker.create_queue(settings)
 
     return _PlannedEntity(settings.name, _targets(settings), make)
 
@@ -119,9 +115,8 @@ def _queue(table: dict[str, Any]) -> _PlannedEntity:
 def _hub(table: dict[str, Any]) -> _PlannedEntity:
     settings: HubSettings = _settings(HubSettings, HUB, table, "event_hubs")
 
-    def make(broker: Broker) -> None:
-        if broker.hub(settings.name) is None:
-            broker.create_hub(settings)
+    def make(broker: Broker) -> object:
+        return broker.hub(settings.name) or broker.create_hub(settings)
 
     return _PlannedEntity(settings.name, (), make)
 
@@ -131,9 +126,8 @@ def _topic(table: dict[str, Any]) -> list[_PlannedEntity]:
         TopicSettings, TOPIC, {k: v for k, v in table.items() if k != "subscriptions"}, "topics", ("subscriptions",)
     )
 
-    def make(broker: Broker) -> None:
-        if broker.topic(settings.name) is None:
-            broker.create_topic(settings)
+    def make(broker: Broker) -> object:
+        return broker.topic(settings.name) or broker.create_topic(settings)
 
     where = f"topic '{settings.name}'"
     below = [_subscription(settings.name, each) for each in _tables(table, "subscriptions", where)]
@@ -198,11 +192,7 @@ def _correlation(given: Any, where: str) -> CorrelationFilter:
 
 
 def _settings(
-    kind: type[Any],
-    described: tuple[SettingElement | ReadOnlyElement, ...],
-    table: dict[str, Any],
-    where: str,
-    more: tuple[str, ...] = (),
+    kind: type[Any], described: ElementTable, table: dict[str, Any], where: str, more: tuple[str, ...] = ()
 ) -> Any:
     """Read an entity's settings; only those that the service's description of its kind has are allowed."""
     if not isinstance(table.get("name"), str):

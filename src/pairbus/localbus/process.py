@@ -73,8 +73,6 @@ class LocalBus:
         state = f"port {self.port}, pid {self._process.pid}" if self._process is not None else "not running"
         return f"<LocalBus {self.name!r}: {state}>"
 
-    # --- properties ------------------------------------------------------------------------------------
-
     @property
     def connection_string(self) -> str:
         """Connection string for the data clients and the administration client; it contains the key."""
@@ -108,8 +106,6 @@ class LocalBus:
         if not self._ready:
             raise LocalBusError("this LocalBus was never started: use it in a with statement, or call start()")
         return self._ready[key]
-
-    # --- life cycle ------------------------------------------------------------------------------------
 
     def start(self) -> LocalBus:
         """Start the process; return when it accepts connections."""

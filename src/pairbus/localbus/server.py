@@ -64,7 +64,8 @@ class Server:
         self._management = Management(broker, self._authorize_rest, self.committed, {FAULTS_PATH: control.handle})
         self._callbacks = CommitCallbacks()
         self._delays = Delays(self.loop)
-        self._scheduled = False
+        #: True if a turn runs in the event loop's next iteration.
+        self.is_turn_due = False
         self._grouping = self._turn_wanted = False
         self._delayed_turn: asyncio.TimerHandle | None = None
         self._answered_at = 0.0
@@ -81,20 +82,13 @@ class Server:
         broker.on_changed = self._changed
         self.schedule()
 
-    # --- the turn --------------------------------------------------------------------------------------
-
     def schedule(self) -> None:
         """Request a turn; it runs after the input that is being read has been applied."""
         if self._grouping:
             self._turn_wanted = True
-        elif not self._scheduled and not self._stopped:
-            self._scheduled = True
+        elif not self.is_turn_due and not self._stopped:
+            self.is_turn_due = True
             self.loop.call_soon(self._turn)
-
-    @property
-    def is_turn_due(self) -> bool:
-        """True if a turn runs in the event loop's next iteration."""
-        return self._scheduled
 
     @contextlib.contextmanager
     def group_commit(self) -> Iterator[None]:
@@ -136,7 +130,7 @@ class Server:
         await done
 
     def _turn(self) -> None:
-        self._scheduled = self._turn_wanted = False
+        self.is_turn_due = self._turn_wanted = False
         if self._delayed_turn is not None:
             self._delayed_turn.cancel()
             self._delayed_turn = None
@@ -210,8 +204,6 @@ class Server:
                 self.ended_connections = 0
                 gc.collect()
 
-    # --- requests of links -------------------------------------------------------------------------------
-
     def find_or_none(self, address: Address) -> Queue | Topic | Hub | None:
         try:
             return self.broker.find(address)
@@ -231,19 +223,13 @@ class Server:
             connection.close_expired(now)
 
     def hub_ready(self, partition: Partition) -> None:
-        readers = self.hub_readers.get(partition)
-        for reader in list(readers or ()):
+        for reader in self.hub_readers.get(partition, ()):
             self.after_commit(reader.pull)
 
     def _session_lost(self, queue: Queue, session: str, owner: Any) -> None:
         for consumer in self.dispatcher.consumers(queue):
             if consumer.holds_session(session, owner):
-                consumer.detach(
-                    BusError(
-                        bus_errors.SESSION_LOCK_LOST,
-                        "The session lock has expired on the MessageSession. Accept a new MessageSession.",
-                    )
-                )
+                consumer.detach(bus_errors.session_lock_lost())
 
     def _changed(self, queue: Queue) -> None:
         """Wake the receivers of a queue with new settings: those that may not receive any more are refused."""
@@ -263,16 +249,11 @@ class Server:
                 consumer.detach(error)
             for waiter in waiters:
                 waiter.refuse(error)
-        for handler in self._handlers():
+        for handler in [each for connection in self.connections for each in connection.handlers()]:
             if (isinstance(handler, Producer) and entity in (handler.queue, handler.target)) or (
                 isinstance(handler, HubConsumer) and isinstance(entity, Hub) and handler.partition in entity.partitions
             ):
                 handler.detach(error)
-
-    def _handlers(self) -> list[LinkHandler]:
-        return [handler for connection in self.connections for handler in connection.handlers()]
-
-    # --- management --------------------------------------------------------------------------------------
 
     def http_protocol(self) -> HttpProtocol:
         return HttpProtocol(self._management.handle, upgrade=self._upgrade)
@@ -282,8 +263,6 @@ class Server:
 
     def _authorize_rest(self, header: str | None, path: str, right: str) -> None:
         self.authorizer.check_rest(header, path, right, self.now())
-
-    # --- the end -----------------------------------------------------------------------------------------
 
     async def stop(self, grace: float = 1.0) -> None:
         """Close every connection, waiting up to `grace` seconds for the clients; then commit and close the store."""
@@ -300,6 +279,3 @@ class Server:
             self._timer.cancel()
         self._stopped = True
         self.broker.store.close()
-
-
-__all__ = ["Server"]

@@ -38,10 +38,7 @@ _READY_BYTES = 16 * 1024
 
 
 def serve(options: Options) -> int:
-    """Serve until a signal stops the process; return the exit code.
-
-    Raises `UsageError` if the server cannot start with these options.
-    """
+    """Serve until a signal stops the process; return the exit code, or raise `UsageError` if the start fails."""
     try:
         return asyncio.run(_serve(options))
     except (StoreError, EntitiesFileError) as error:
@@ -81,7 +78,6 @@ def _listen(port: int) -> socket.socket:
 
 
 def connection_string(port: int, key: Key) -> str:
-    """Return a connection string for the data clients and the administration client."""
     return (
         f"Endpoint=sb://{HOST}:{port};SharedAccessKeyName={key.name};SharedAccessKey={key.secret};"
         "UseDevelopmentEmulator=true;"
@@ -165,7 +161,6 @@ def _tls_folder(options: Options, cleanup: contextlib.ExitStack) -> Path:
 
 
 def _load(options: Options, cleanup: contextlib.ExitStack) -> Broker:
-    """Return the broker, with everything that its store has."""
     if options.store is None:
         return Broker(options.name)
     store = SqliteStore(options.store)
@@ -178,10 +173,7 @@ def _load(options: Options, cleanup: contextlib.ExitStack) -> Broker:
 
 
 def _read_until_eof(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """Set `stop` at the end of standard input: the program that started localbus has ended.
-
-    Runs on a thread, because the event loop can wait for a pipe but not for a file.
-    """
+    """Set `stop` at the end of standard input, on a thread: the event loop can wait for a pipe but not for a file."""
     while os.read(sys.stdin.fileno(), 1024):
         pass
     with contextlib.suppress(RuntimeError):  # the loop is closed already
@@ -218,7 +210,6 @@ def _is_ready_file(path: Path) -> bool:
 
 
 def _announce(options: Options, port: int, ca_file: Path, cleanup: contextlib.ExitStack) -> None:
-    """Write the ready line to the ready file and to standard output."""
     values = options.name, HOST, port, connection_string(port, options.keys[0]), str(ca_file.absolute())
     line = json.dumps(dict(zip(_READY_KEYS, values, strict=True)))
     if options.ready_file is not None:

@@ -65,22 +65,15 @@ class _Checked:
 
 
 @dataclass(frozen=True)
-class QueueSettings(_Checked):
-    """Settings of a queue or, under its name without the topic, of a subscription."""
+class _EntitySettings(_Checked):
+    """The settings that queues, subscriptions and topics share."""
 
-    lock_duration: timedelta = timedelta(minutes=1)
+    default_message_time_to_live: timedelta = FOREVER
     max_size_in_megabytes: int = 1024
     requires_duplicate_detection: bool = False
-    requires_session: bool = False
-    default_message_time_to_live: timedelta = FOREVER
-    dead_lettering_on_message_expiration: bool = False
-    dead_lettering_on_filter_evaluation_exceptions: bool = True
     duplicate_detection_history_time_window: timedelta = timedelta(minutes=10)
-    max_delivery_count: int = 10
     enable_batched_operations: bool = True
     status: str = "Active"
-    forward_to: str | None = None
-    forward_dead_lettered_messages_to: str | None = None
     user_metadata: str | None = None
     auto_delete_on_idle: timedelta = FOREVER
     enable_partitioning: bool = False
@@ -88,6 +81,40 @@ class QueueSettings(_Checked):
     max_message_size_in_kilobytes: int = STANDARD_MESSAGE_KILOBYTES
     #: Not shown, because they contain keys.
     authorization_rules: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        check_path(self.name)
+        if self.status not in STATUSES:
+            raise _bad("Status", self.status, "one of " + ", ".join(STATUSES))
+        second, window = timedelta(seconds=1), self.duplicate_detection_history_time_window
+        _between("DefaultMessageTimeToLive", self.default_message_time_to_live, second, FOREVER)
+        _between("AutoDeleteOnIdle", self.auto_delete_on_idle, timedelta(minutes=5), FOREVER)
+        _between("DuplicateDetectionHistoryTimeWindow", window, second, timedelta(days=7))
+        if not 1 <= self.max_size_in_megabytes <= 81920:
+            raise _bad("MaxSizeInMegabytes", self.max_size_in_megabytes, "1 to 81920")
+        size = self.max_message_size_in_kilobytes
+        if not 1 <= size <= PREMIUM_MESSAGE_KILOBYTES:
+            raise _bad("MaxMessageSizeInKilobytes", size, f"1 to {PREMIUM_MESSAGE_KILOBYTES}")
+        if self.enable_express and self.requires_duplicate_detection:
+            raise BusError(
+                INVALID_FIELD,
+                "Both DelayedPersistence property and RequiresDuplicateDetection property cannot be enabled together.",
+            )
+        if self.user_metadata is not None and len(self.user_metadata) > 1024:
+            raise _bad("UserMetadata", f"({len(self.user_metadata)} characters)", "1024 characters at most")
+
+
+@dataclass(frozen=True)
+class QueueSettings(_EntitySettings):
+    """Settings of a queue or, under its name without the topic, of a subscription."""
+
+    lock_duration: timedelta = timedelta(minutes=1)
+    requires_session: bool = False
+    dead_lettering_on_message_expiration: bool = False
+    dead_lettering_on_filter_evaluation_exceptions: bool = True
+    max_delivery_count: int = 10
+    forward_to: str | None = None
+    forward_dead_lettered_messages_to: str | None = None
 
     def __post_init__(self) -> None:
         if self.lock_duration > timedelta(minutes=5):  # worded as the service does
@@ -95,31 +122,15 @@ class QueueSettings(_Checked):
         _between("LockDuration", self.lock_duration, timedelta(seconds=1), timedelta(minutes=5))
         if not 1 <= self.max_delivery_count <= 2147483647:
             raise _bad("MaxDeliveryCount", self.max_delivery_count, "1 to 2147483647")
-        _check_shared(self)
+        super().__post_init__()
 
 
 @dataclass(frozen=True)
-class TopicSettings(_Checked):
+class TopicSettings(_EntitySettings):
     """Settings of a topic."""
 
-    default_message_time_to_live: timedelta = FOREVER
-    max_size_in_megabytes: int = 1024
-    requires_duplicate_detection: bool = False
-    duplicate_detection_history_time_window: timedelta = timedelta(minutes=10)
-    enable_batched_operations: bool = True
     filtering_messages_before_publishing: bool = False
-    status: str = "Active"
     support_ordering: bool = True
-    user_metadata: str | None = None
-    auto_delete_on_idle: timedelta = FOREVER
-    enable_partitioning: bool = False
-    enable_express: bool = False
-    max_message_size_in_kilobytes: int = STANDARD_MESSAGE_KILOBYTES
-    #: Not shown, because they contain keys.
-    authorization_rules: tuple[dict[str, Any], ...] = field(default=(), repr=False)
-
-    def __post_init__(self) -> None:
-        _check_shared(self)
 
 
 @dataclass(frozen=True)
@@ -136,6 +147,12 @@ class HubSettings(_Checked):
 
 #: Name -> type and text of a value in a rule as the client wrote it, so that it reads back the same.
 Spelling = dict[str, tuple[str, str]]
+
+
+#: The fields of a correlation filter that are texts, in the order of `$management`'s described lists.
+CORRELATION_TEXTS = (
+    "correlation_id", "message_id", "to", "reply_to", "label", "session_id", "reply_to_session_id", "content_type",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -204,32 +221,3 @@ class Counts:
 
 
 DEFAULT_RULE = "$Default"
-
-
-def _check_shared(settings: QueueSettings | TopicSettings) -> None:
-    check_path(settings.name)
-    if settings.status not in STATUSES:
-        raise _bad("Status", settings.status, "one of " + ", ".join(STATUSES))
-    _between("DefaultMessageTimeToLive", settings.default_message_time_to_live, timedelta(seconds=1), FOREVER)
-    _between("AutoDeleteOnIdle", settings.auto_delete_on_idle, timedelta(minutes=5), FOREVER)
-    _between(
-        "DuplicateDetectionHistoryTimeWindow",
-        settings.duplicate_detection_history_time_window,
-        timedelta(seconds=1),
-        timedelta(days=7),
-    )
-    if not 1 <= settings.max_size_in_megabytes <= 81920:
-        raise _bad("MaxSizeInMegabytes", settings.max_size_in_megabytes, "1 to 81920")
-    if not 1 <= settings.max_message_size_in_kilobytes <= PREMIUM_MESSAGE_KILOBYTES:
-        raise _bad(
-            "MaxMessageSizeInKilobytes",
-            settings.max_message_size_in_kilobytes,
-            f"1 to {PREMIUM_MESSAGE_KILOBYTES}",
-        )
-    if settings.enable_express and settings.requires_duplicate_detection:
-        raise BusError(
-            INVALID_FIELD,
-            "Both DelayedPersistence property and RequiresDuplicateDetection property cannot be enabled together.",
-        )
-    if settings.user_metadata is not None and len(settings.user_metadata) > 1024:
-        raise _bad("UserMetadata", f"({len(settings.user_metadata)} characters)", "1024 characters at most")

@@ -16,10 +16,7 @@ HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 def server_context(folder: Path, name: str) -> tuple[ssl.SSLContext, Path]:
-    """Return a TLS context and the CA file that clients must trust; create the certificates if there are none.
-
-    Raises `ForeignCertificate` if the folder contains other certificates.
-    """
+    """Return a TLS context and its CA file, made if missing; raise `ForeignCertificate` for certificates of others."""
     folder.mkdir(parents=True, exist_ok=True)
     ca_file, chain = folder / "ca.pem", folder / "server.pem"
     if ca_file.exists() and not chain.exists():  # localbus writes ca.pem last

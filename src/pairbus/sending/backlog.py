@@ -1,7 +1,4 @@
-"""The backlog queues of a pairing: messages are parked in them as bytes, and the syphon restores them.
-
-All senders of a pairing share the rotation and the connections to the backlog queues.
-"""
+"""The backlog queues of a pairing, with the rotation and connections that all its senders share."""
 
 from __future__ import annotations
 
@@ -22,8 +19,7 @@ from pairbus.options import PairingOptions
 from pairbus.runtime.redaction import describe_error
 
 from . import events
-from .attempt import Attempt
-from .connections import ConnectionPool, ConnectionWatchdog, SenderConnection
+from .connections import Attempt, ConnectionPool, ConnectionWatchdog, SenderConnection
 from .errors import BacklogUnavailableError, NotParkableError
 from .parcel import Ids, Parcel
 from .provisioning import Provisioned
@@ -57,7 +53,8 @@ class Backlog:
         self.lock = threading.Lock()
         #: Backlog queue -> the largest batch that it takes, as far as is known.
         self._limits = {queue.path: queue.limit for queue in provisioned.queues}
-        self._smallest_limit = min(self._limits.values())
+        #: The largest batch that every backlog queue takes, as far as is known.
+        self.limit = min(self._limits.values())
         #: Backlog queue -> the connections to it.
         self.pools = {path: ConnectionPool(partial(sender_to, client, path), watchdog) for path in self._queues}
         self._parked = dict.fromkeys(self._queues, 0)
@@ -68,31 +65,12 @@ class Backlog:
         self._emit = emit
         self.closing = closing
 
-    @property
-    def limit(self) -> int:
-        """The largest batch that every backlog queue takes, as far as is known."""
-        return self._smallest_limit
-
     def limit_of(self, queue: str) -> int:
         """Return the largest batch that one backlog queue takes, as far as is known."""
         return self._limits[queue]
 
     def park(self, parcel: Parcel, sender_queue: SenderQueue, timeout: float, stop: Callable[[], bool]) -> None:
-        """Park what is left of a parcel.
-
-        `parcel.done` says how many messages are parked, also when this raises.
-
-        Parameters
-        ----------
-        parcel
-            The messages of one call.
-        sender_queue
-            The queue that the sender stays with; changed when another one accepts the messages.
-        timeout
-            Seconds for all of it.
-        stop
-            Called before each attempt; True ends the parking early because the primary is back. The pairing's end does
-            so, too.
+        """Park what is left of a parcel until `stop` returns True or the pairing closes; count in `parcel.done`.
 
         Raises
         ------
@@ -130,7 +108,7 @@ class Backlog:
         """Adopt the limit that the service has given an open link."""
         if connection.limit and connection.limit != self._limits[queue]:
             self._limits[queue] = connection.limit
-            self._smallest_limit = min(self._limits.values())
+            self.limit = min(self._limits.values())
 
     def _accepted(self, queue: str, messages: Sequence[bytes]) -> None:
         with self.lock:
@@ -168,7 +146,6 @@ class Backlog:
         return found
 
     def status(self) -> dict[str, QueueStatus]:
-        """Return the state of every backlog queue."""
         now = time.monotonic()
         found = {}
         for path, queue in self._queues.items():

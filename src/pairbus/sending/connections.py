@@ -1,9 +1,7 @@
 """Connections of the SDKs' senders, each used by one thread at a time, and every call on them with a deadline.
 
-The SDK bounds a send on an open link, but not the opening of a connection: a peer that accepts it and never answers
-would block the caller for ever. So a link is opened on a thread that may be left behind, and a watchdog cuts the
-connection of any call that is past its deadline. The watchdog also keeps idle connections alive, for which the SDK
-would use one thread for each.
+The SDK bounds a send on an open link, but not the opening of a connection. So a link is opened on a thread that may be
+left behind, and a watchdog cuts each connection whose call is late. It also keeps idle connections alive.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from azure.servicebus.exceptions import OperationTimeoutError
@@ -20,7 +19,6 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from pairbus.runtime.bounded_call import start_call
 from pairbus.runtime.redaction import describe_error
 
-from .attempt import Attempt
 from .sdk import connection_patches
 from .sdk.classification import at_opening
 from .sdk.connection_patches import is_running
@@ -47,7 +45,6 @@ class ConnectionWatchdog:
         self._thread.start()
 
     def watch(self, pool: ConnectionPool) -> None:
-        """Keep the idle connections of this pool alive."""
         self._pools.append(pool)
 
     def begin(self, connection: SenderConnection, deadline: float) -> None:
@@ -102,16 +99,12 @@ class ConnectionWatchdog:
                 pass
 
 
-def _timeout_error(message: str) -> Exception:
-    return OperationTimeoutError(message=message)
-
-
 class SenderConnection:
     """One sender of an SDK with a connection of its own: Service Bus's sender, or `HubSender` for an event hub."""
 
     def __init__(self, sender: Any, watchdog: ConnectionWatchdog) -> None:
         self.sender = sender
-        self._timeout_error = getattr(sender, "timeout_error", _timeout_error)
+        self._timeout_error = getattr(sender, "timeout_error", lambda text: OperationTimeoutError(message=text))
         self._watchdog = watchdog
         #: True while the link is open as far as is known; a call on it opens no other.
         self.opened = False
@@ -196,6 +189,19 @@ class SenderConnection:
             log.debug("a connection could not be closed in order: %s", describe_error(error))
 
 
+@dataclass(slots=True)
+class Attempt:
+    """One send on one connection; after a failure the caller gives the connection back to the pool, or drops it."""
+
+    connection: SenderConnection
+    #: True if the link was open already: it may have gone stale while it was idle.
+    was_open: bool
+    #: When it began, by `time.monotonic`.
+    began: float
+    #: None if the messages were accepted.
+    error: Exception | None = None
+
+
 class ConnectionPool:
     """The connections to one entity: as many as there are threads that send at once, the last used first."""
 
@@ -224,16 +230,11 @@ class ConnectionPool:
             return self.take_new()
 
     def take_new(self) -> SenderConnection:
-        """Return a connection that was never used."""
         with self._lock:  # the SDK's client is not made for threads
             return SenderConnection(self._make(), self.watchdog)
 
     def attempt(self, message: Any, seconds: float) -> Attempt:
-        """Send on one connection, and return the record of it.
-
-        After a success the connection is kept. After a failure the caller must `give_back` or `drop` it. An interrupt
-        (Ctrl-C) drops it and is raised.
-        """
+        """Send on one connection; after a failure the caller must `give_back` or `drop` it. Ctrl-C drops it."""
         connection = self.take()
         attempt = Attempt(connection, connection.opened, time.monotonic())
         try:

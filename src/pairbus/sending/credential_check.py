@@ -1,7 +1,4 @@
-"""Checks of credentials when a pairing is opened, so that a bad one is reported then and not by the first send.
-
-A credential of azure-identity is asked for a token; a token that a key has signed is presented to the service.
-"""
+"""Checks of credentials when a pairing is opened: azure-identity must give a token, a key's token must be accepted."""
 
 from __future__ import annotations
 
@@ -55,10 +52,7 @@ class CredentialCheck(ABC):
         """Return the rest of the error's sentence if the failure is a refusal for good, else None."""
 
     def check(self) -> None:
-        """Raise if the credential was refused for good.
-
-        A failing network, or no answer in time, does not prevent a start: sends raise errors then, or are parked.
-        """
+        """Raise if the credential was refused for good; a failing network or a late answer does not prevent a start."""
         if not is_done_within(self._call, max(self._deadline - time.monotonic(), 0.0)):
             return
         failure = self._call.exception()
@@ -131,10 +125,7 @@ def is_for_all(namespace: Namespace) -> bool:
 
 
 def _failed_in_chain(credential: Any, scope: str) -> Exception | None:
-    """Return the error at which a chain of credentials such as `DefaultAzureCredential` has ended.
-
-    The chain's own error holds only its text, and so does not tell a network that failed from a refusal.
-    """
+    """Return the error that ended a chain such as `DefaultAzureCredential`, whose own error holds only its text."""
     for each in getattr(credential, "credentials", ()):
         try:
             each.get_token(scope)

@@ -68,7 +68,6 @@ class EmbeddedSyphon:
         self._service.stop()
 
     def join(self, seconds: float) -> None:
-        """Wait for the thread to end."""
         self._thread.join(seconds)
 
     def _run(self) -> None:

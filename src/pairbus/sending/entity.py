@@ -68,8 +68,6 @@ class Entity:
         self._last_ping: tuple[datetime, str | None] | None = None
         self._ping_connection: SenderConnection | None = None
 
-    # --- senders ---------------------------------------------------------------------------------------
-
     def join(self) -> None:
         """Count a sender that uses this entity's connections."""
         with self._lock:
@@ -82,8 +80,6 @@ class Entity:
             self._users -= 1
             self.pool.wanted = self._users > 0
             return [] if self._users else self.pool.close_idle()
-
-    # --- outcomes of sends -------------------------------------------------------------------------------
 
     def accepted(self, messages: int, operations: int) -> None:
         """Count a send that the primary has accepted."""
@@ -137,12 +133,9 @@ class Entity:
         return (events.RECOVERED if before.state is State.SUSPECT else events.FAILED_BACK), None
 
     def _announce(self, change: _Change) -> None:
-        """Emit the event of a change, if there is one."""
         if change:
             kind, why = change
             self._emit(kind, entity=self.name, **({"error": why[1]} if why else {}))
-
-    # --- pings -------------------------------------------------------------------------------------------
 
     def _ping_until_back(self) -> None:
         """Ping at every interval until the entity takes sends again, or the pairing closes."""
@@ -184,7 +177,6 @@ class Entity:
         return self.health.ping_failed(now)
 
     def _ping(self) -> None:
-        """Ping once, on a connection of its own."""
         connection = self.pool.take_new()
         self._ping_connection = connection
         if self._closing.is_set():  # `stop_pings` may have come before there was a connection
@@ -207,10 +199,7 @@ class Entity:
         if connection is not None:
             connection.cut()
 
-    # --- status ------------------------------------------------------------------------------------------
-
     def status(self) -> EntityStatus:
-        """Return all that is known of the entity, at this moment."""
         with self._lock:
             return EntityStatus(
                 path=self.path,
@@ -231,6 +220,3 @@ def ping_message() -> Any:
     return ServiceBusMessage(
         b"", content_type=PING_CONTENT_TYPE, time_to_live=timedelta(seconds=1), session_id=str(uuid.uuid4())
     )
-
-
-__all__ = ["PING_CONTENT_TYPE", "Entity", "entity_name", "ping_message"]

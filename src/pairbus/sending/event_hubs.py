@@ -55,7 +55,6 @@ class _PartitionSender(PairedSender):
 
     @property
     def fully_qualified_namespace(self) -> str:
-        """The event hubs namespace's host."""
         host = self._entity.event_hubs
         assert host is not None
         return host
@@ -66,16 +65,14 @@ class _PartitionSender(PairedSender):
 
     def limit(self) -> int:
         """Return the largest batch that the hub takes; while it is down the last known, or what every hub takes."""
-        return self._entity.pool.limit or self._ask_limit()
+        if not self.known_limit:
+            self._open()
+        return self.known_limit or STANDARD_LIMIT
 
     @property
     def known_limit(self) -> int:
         """The largest batch that the hub takes; 0 if no link was open yet."""
         return self._entity.pool.limit
-
-    def _ask_limit(self) -> int:
-        self._open()
-        return self._entity.pool.limit or STANDARD_LIMIT
 
 
 class PairedEventHubProducer:
@@ -108,8 +105,6 @@ class PairedEventHubProducer:
 
     def __repr__(self) -> str:
         return f"<PairedEventHubProducer to {self.eventhub_name} of {self._namespace.host}>"
-
-    # --- sending -----------------------------------------------------------------------------------------
 
     def send_event(
         self,
@@ -171,7 +166,10 @@ class PairedEventHubProducer:
             raise ValueError(
                 f"Max message size: {max_size_in_bytes} is too large, acceptable max batch size is: {limit} bytes."
             )
-        return self._batch(partition_id, partition_key, max_size_in_bytes or limit)
+        batch: EventDataBatch = self._sdk.new_batch(
+            self._namespace.host, self.eventhub_name, partition_id, partition_key, max_size_in_bytes or limit
+        )
+        return batch
 
     def can_park(
         self, event_data: Any, *, partition_id: str | None = None, partition_key: str | None = None
@@ -214,12 +212,6 @@ class PairedEventHubProducer:
         limit = sender.known_limit or sdk.UNLIMITED
         return sdk.several_events(list(events), host, self.eventhub_name, partition_id, partition_key, limit), sender
 
-    def _batch(self, partition_id: str | None, partition_key: Any, limit: int) -> EventDataBatch:
-        batch: EventDataBatch = self._sdk.new_batch(
-            self._namespace.host, self.eventhub_name, partition_id, partition_key, limit
-        )
-        return batch
-
     def _bound(self, timeout: float | None) -> float:
         """Return the seconds that a send may take. As in the SDK, 0 stands for the default."""
         return bound(self._pairing.options.seconds("send_timeout") if timeout is None or timeout == 0 else timeout)
@@ -239,8 +231,6 @@ class PairedEventHubProducer:
                 sender = self._senders[partition_id] = _PartitionSender(self._pairing, entity)
         return sender
 
-    # --- not supported ---------------------------------------------------------------------------------------
-
     def get_eventhub_properties(self) -> NoReturn:
         """Raise NotSupportedError: only the hub itself can answer, and it may be down."""
         raise _not_supported("get_eventhub_properties")
@@ -255,8 +245,6 @@ class PairedEventHubProducer:
 
     def flush(self, *, timeout: float | None = None, **kwargs: Any) -> None:
         """Do nothing: nothing is buffered, and a send that has returned was accepted."""
-
-    # --- open and close ------------------------------------------------------------------------------------
 
     def __enter__(self) -> PairedEventHubProducer:
         """Open nothing yet: the first send to each partition opens its link, as in the SDK."""
@@ -279,7 +267,7 @@ class PairedEventHubProducer:
 
     def _check(self) -> None:
         if self._closed:
-            raise self._sdk.ClientClosedError(
+            raise self._sdk.CLOSED_ERROR(
                 f"The producer to {self.eventhub_name} has been closed. Get a new one from the pairing."
             )
         self._pairing.check()

@@ -74,7 +74,6 @@ class Announcer:
             self._thread.start()
 
     def announce(self, event: Event) -> None:
-        """Log an event, and queue it for the callback."""
         # A broken log handler must not break a send or a ping.
         with contextlib.suppress(Exception):
             log.log(_LEVELS.get(event.kind, logging.INFO), "%s", event, extra={"pairbus": asdict(event)})

@@ -176,14 +176,8 @@ class PairedNamespace:
             if queue.differences:
                 self._emit(events.QUEUE_DIFFERS, queue=queue.path, differences=dict(queue.differences))
 
-    # --- senders -----------------------------------------------------------------------------------------
-
     def get_queue_sender(
-        self,
-        queue_name: str,
-        *,
-        client_identifier: str | None = None,
-        socket_timeout: float | None = None,
+        self, queue_name: str, *, client_identifier: str | None = None, socket_timeout: float | None = None
     ) -> PairedSender:
         """Return a sender to a queue of the primary.
 
@@ -192,11 +186,7 @@ class PairedNamespace:
         return self._sender(queue_name, client_identifier, socket_timeout)
 
     def get_topic_sender(
-        self,
-        topic_name: str,
-        *,
-        client_identifier: str | None = None,
-        socket_timeout: float | None = None,
+        self, topic_name: str, *, client_identifier: str | None = None, socket_timeout: float | None = None
     ) -> PairedSender:
         """Return a sender to a topic of the primary; see `get_queue_sender`."""
         return self._sender(topic_name, client_identifier, socket_timeout)
@@ -225,12 +215,6 @@ class PairedNamespace:
                 entity = Entity(path, pool, self.options, self._operations, self._emit, self.closing, event_hubs)
                 self._entities[key] = entity
         return entity
-
-    def namespace_of(self, entity: Entity) -> str | None:
-        """Return the host that a parked message must name; None for an entity of the primary."""
-        return entity.event_hubs
-
-    # --- status ------------------------------------------------------------------------------------------
 
     def status(self) -> PairingStatus:
         """Return all that is known of the pairing, at this moment."""
@@ -262,8 +246,6 @@ class PairedNamespace:
         if kind == events.FAILED_BACK and self._syphon is not None:
             self._syphon.wake()
 
-    # --- checks --------------------------------------------------------------------------------------------
-
     def check(self) -> None:
         """Raise if the pairing has ended, or if this process was forked from the one that opened it."""
         if self.ended is not None:
@@ -288,8 +270,6 @@ class PairedNamespace:
             "a PairedNamespace and its senders cannot be pickled: they hold connections and credentials. Call "
             "pair_namespaces where it is used, on Spark for example inside foreachPartition"
         )
-
-    # --- close and fault -----------------------------------------------------------------------------------
 
     def __enter__(self) -> PairedNamespace:
         self.check()

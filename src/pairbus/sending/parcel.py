@@ -38,21 +38,12 @@ class Ids:
         self._prefix = os.urandom(10).hex()
         self._numbers = itertools.count()
 
-    def __iter__(self) -> Ids:
-        return self
-
     def __next__(self) -> str:
         return f"{self._prefix}{next(self._numbers):012x}"
 
 
 class Parcel:
-    """The messages of one call on their way to the backlog: each with the caller's object and the parked bytes.
-
-    Raises
-    ------
-    NotParkableError
-        A message could not be restored from what would be parked.
-    """
+    """One call's messages on their way to the backlog; `NotParkableError` if one could not be restored."""
 
     def __init__(
         self,
@@ -98,10 +89,7 @@ class Parcel:
         return self.messages[self.done :]
 
     def unparked(self) -> Any:
-        """Return the messages that are not parked yet for the SDK's sender.
-
-        They are the bytes that were encoded first: the caller may have changed the objects since.
-        """
+        """Return what is not parked yet, as first encoded: the caller may have changed the objects since."""
         if self._prepared is not None:
             return self._prepared.rest(self.done)
         return raw_batch(self.originals[self.done :], self._sent[self.done :])

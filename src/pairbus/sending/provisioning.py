@@ -1,7 +1,4 @@
-"""Provisioning of a pairing's backlog queues: missing ones are created, differences reported, unusable ones left out.
-
-Nothing is ever deleted or changed. Several queues are provisioned at a time, on threads with a client each.
-"""
+"""Provisioning of a pairing's backlog queues: missing ones are created, none is ever changed or deleted."""
 
 from __future__ import annotations
 
@@ -62,20 +59,7 @@ class Provisioned:
 def provision(
     primary: Namespace, secondary: Namespace, count: int, operations: Operations, timeout: float
 ) -> Provisioned:
-    """Find or create the backlog queues of a pairing.
-
-    Parameters
-    ----------
-    primary
-        The namespace whose name is part of the queues' paths.
-    secondary
-        The namespace that holds the queues.
-    count
-        The number of queues.
-    operations
-        Counts the management calls.
-    timeout
-        Seconds for one management call.
+    """Find or create `count` backlog queues; `timeout` bounds one management call.
 
     Raises
     ------
@@ -117,10 +101,7 @@ class _Provisioning:
         self._opened: list[ServiceBusAdministrationClient] = []
 
     def run(self, count: int) -> list[BacklogQueue | Exception]:
-        """Return each queue, or the error that says why it cannot be used.
-
-        The first goes ahead: a caller without the right is refused once, and a silent host is waited for once.
-        """
+        """Return each queue or its error; the first goes ahead, to wait for a refusal or a silent host only once."""
         results = [self._one(0)]
         _refuse_unauthorised(results[0], self._secondary)
         if isinstance(results[0], _UNHEARD) and count > 1:
@@ -145,7 +126,6 @@ class _Provisioning:
             return error
 
     def _client(self) -> ServiceBusAdministrationClient:
-        """Return this thread's client."""
         if not hasattr(self._local, "client"):
             self._local.client = administration_client(self._secondary, self._timeout)
             self._opened.append(self._local.client)
@@ -153,7 +133,6 @@ class _Provisioning:
         return found
 
     def close(self) -> None:
-        """Close the clients of all threads."""
         for each in self._opened:
             each.close()
 
@@ -234,7 +213,6 @@ def _is_unauthorised(error: Exception) -> bool:
 
 
 def _refuse_unauthorised(result: BacklogQueue | Exception, secondary: Namespace) -> None:
-    """Raise PairingError if the credential was refused."""
     if isinstance(result, ClientAuthenticationError) and result.status_code is None:  # not by the service
         raise PairingError(
             f"the credential of the secondary {secondary.host} gives no token: {describe_error(result)}"

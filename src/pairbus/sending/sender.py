@@ -9,7 +9,6 @@ import uuid
 import warnings
 from collections.abc import Mapping
 from enum import Enum
-from functools import partial
 from os import getpid
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -28,7 +27,7 @@ from .sdk.clone_error import clone_error
 from .sdk.encoding import billed, encoded_members, is_many, members, span_attributes, unshared
 
 if TYPE_CHECKING:
-    from .attempt import Attempt
+    from .connections import Attempt
     from .entity import Entity
     from .pairing import PairedNamespace
 
@@ -88,8 +87,6 @@ class PairedSender:
         state = self._entity.health.state.value
         return f"<PairedSender to {self._entity.path} of {self.fully_qualified_namespace}: {state}>"
 
-    # --- sending -----------------------------------------------------------------------------------------
-
     def send_messages(self, message: Any, *, timeout: float | None = None, **kwargs: Any) -> None:
         """Send a message, several, or a batch; return when the primary or a backlog queue has accepted all of it.
 
@@ -126,8 +123,8 @@ class PairedSender:
     def _deliver(self, message: Any, timeout: float, count: int) -> None:
         """Send what is ready to the primary, or park it while the primary is down, until all of it is accepted.
 
-        Each namespace has `timeout` once. If the primary comes back meanwhile there is another round, and after that
-        only the backlog: an entity that is found well and fails again must not hold a caller for longer.
+        Each namespace has `timeout` once. After `_ROUNDS` rounds only the backlog is tried: an entity that is found
+        well and fails again must not hold a caller for longer.
         """
         parcel: Parcel | None = None
         ends = time.monotonic() + 2 * timeout
@@ -163,16 +160,13 @@ class PairedSender:
             raise clone_error(refusal)
 
     def _parcel(self, message: Any) -> Parcel:
-        namespace = self._pairing.namespace_of(self._entity)
-        return Parcel(self._entity.path, message, namespace, self._span_attributes, self._backlog.ids)
+        return Parcel(self._entity.path, message, self._entity.event_hubs, self._span_attributes, self._backlog.ids)
 
     def _park(self, parcel: Parcel, timeout: float, is_last: bool) -> None:
         """Park what is left of a parcel; unless this is the last round, until the primary is back."""
         before = parcel.done
         try:
-            self._backlog.park(
-                parcel, self._sender_queue, timeout, _never if is_last else partial(self._is_back, parcel)
-            )
+            self._backlog.park(parcel, self._sender_queue, timeout, lambda: not is_last and self._is_back(parcel))
         finally:
             self._entity.was_parked(parcel.done - before)
 
@@ -243,29 +237,23 @@ class PairedSender:
             return Meaning.OUTAGE
         return meaning_of(error)
 
-    # --- batches, sizes ----------------------------------------------------------------------------------
-
     def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
         """Return a batch to add messages to, with the primary's limit; the last known one while the primary is down."""
         self._check()
-        limit = self._entity.pool.limit or self._ask_limit()
+        if not self._entity.pool.limit:
+            self._open()
+        limit = self._entity.pool.limit or min(STANDARD_LIMIT, self._backlog.limit)
         if max_size_in_bytes and max_size_in_bytes > limit:
             raise ValueError(
                 f"Max message size: {max_size_in_bytes} is too large, acceptable max batch size is: {limit} bytes."
             )
         return empty_batch(max_size_in_bytes or limit, self._span_attributes)
 
-    def _ask_limit(self) -> int:
-        self._open()
-        return self._entity.pool.limit or min(STANDARD_LIMIT, self._backlog.limit)
-
     def can_park(self, message: Any) -> Parkable:
         """Return whether a message could be parked, should the primary fail: its sizes and, if not, the reason."""
         self._check()
-        namespace = self._pairing.namespace_of(self._entity)
-        return examine(self._entity.path, message, namespace, self._backlog.limit, self._span_attributes)
-
-    # --- not supported --------------------------------------------------------------------------------------
+        entity = self._entity
+        return examine(entity.path, message, entity.event_hubs, self._backlog.limit, self._span_attributes)
 
     def schedule_messages(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Not available: a message that is parked has no sequence number in the primary."""
@@ -281,8 +269,6 @@ class PairedSender:
             "cancel_scheduled_messages is not available on a paired sender: a message may be in a backlog queue, where "
             "it cannot be cancelled. Use a ServiceBusClient of the primary for messages that must be cancelled."
         )
-
-    # --- open and close ------------------------------------------------------------------------------------
 
     def __enter__(self) -> PairedSender:
         """Open the link to the primary. A configuration error is raised, an outage is not: sends may be parked."""
@@ -353,10 +339,6 @@ def _ready(message: Any) -> tuple[Any, int]:
     if isinstance(message, Mapping) and not message:
         return message, 0  # the SDK sends nothing for an empty dictionary, as for an empty list
     return unshared(message), 1
-
-
-def _never() -> bool:
-    return False
 
 
 def bound(timeout: float) -> float:

@@ -18,7 +18,6 @@ class Operations:
         self._lock = threading.Lock()
 
     def add(self, kind: str, count: int) -> None:
-        """Count operations of a kind."""
         with self._lock:
             self._counts[kind] += count
 

@@ -92,7 +92,6 @@ class Bench:
             closing=closing,
             check=lambda: None,
             forked=False,
-            namespace_of=lambda entity: None,
         )
         self.pairing = pairing
         self.sender = PairedSender(pairing, self.entity)

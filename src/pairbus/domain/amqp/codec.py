@@ -10,7 +10,7 @@ import struct
 from typing import Any
 from uuid import UUID
 
-from .encoder import ARRAY_CODES, encode, encode_list, encode_map
+from .encoder import ARRAY_CODES, F32, F64, I16, I32, I64, U16, U32, U32X2, U64, encode, encode_list, encode_map
 from .types import (
     Array,
     Byte,
@@ -40,16 +40,6 @@ class AmqpDecodeError(ValueError):
     """Bytes that AMQP 1.0 does not allow at this place."""
 
 
-_U16 = struct.Struct(">H")
-_I16 = struct.Struct(">h")
-_U32 = struct.Struct(">I")
-_I32 = struct.Struct(">i")
-_U64 = struct.Struct(">Q")
-_I64 = struct.Struct(">q")
-_F32 = struct.Struct(">f")
-_F64 = struct.Struct(">d")
-_U32X2 = struct.Struct(">II")
-
 #: The number of bytes after a fixed-width format code, by its high nibble.
 _FIXED = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
 
@@ -68,7 +58,7 @@ def skip(buf: bytes, pos: int, depth: int = 0) -> int:
         elif kind in (0xA, 0xC, 0xE):
             end = pos + 2 + buf[pos + 1]
         elif kind in (0xB, 0xD, 0xF):
-            end = pos + 5 + _U32.unpack_from(buf, pos + 1)[0]
+            end = pos + 5 + U32.unpack_from(buf, pos + 1)[0]
         else:
             raise AmqpDecodeError(f"0x{code:02x} at byte {pos} is no AMQP format code")
     except (IndexError, struct.error):
@@ -87,7 +77,7 @@ def compound(buf: bytes, pos: int) -> tuple[int, int, int]:
         if code in (0xC0, 0xC1):
             end, count, first = pos + 2 + buf[pos + 1], buf[pos + 2], pos + 3
         elif code in (0xD0, 0xD1):
-            size, count = _U32X2.unpack_from(buf, pos + 1)
+            size, count = U32X2.unpack_from(buf, pos + 1)
             end, first = pos + 5 + size, pos + 9
         else:
             raise AmqpDecodeError(f"0x{code:02x} at byte {pos} is neither a list nor a map")
@@ -155,7 +145,7 @@ def _decode_array(buf: bytes, pos: int, depth: int) -> tuple[Array, int]:
     end = skip(buf, pos)
     wide = buf[pos] == 0xF0
     try:
-        count = _U32.unpack_from(buf, pos + 5)[0] if wide else buf[pos + 2]
+        count = U32.unpack_from(buf, pos + 5)[0] if wide else buf[pos + 2]
         pos += 9 if wide else 3
         descriptor = None
         if buf[pos] == 0:
@@ -191,7 +181,7 @@ def _element_end(code: int, buf: bytes, pos: int) -> int:
         elif kind in (0xA, 0xC, 0xE):
             end = pos + 1 + buf[pos]
         elif kind in (0xB, 0xD, 0xF):
-            end = pos + 4 + _U32.unpack_from(buf, pos)[0]
+            end = pos + 4 + U32.unpack_from(buf, pos)[0]
         else:
             raise AmqpDecodeError(f"0x{code:02x} is no AMQP format code")
     except (IndexError, struct.error):
@@ -240,43 +230,24 @@ _SCALARS: dict[int, Any] = {
     0x53: lambda raw: ULong(raw[0]),
     0x54: lambda raw: raw[0] - 256 if raw[0] > 127 else raw[0],
     0x55: lambda raw: Long(raw[0] - 256 if raw[0] > 127 else raw[0]),
-    0x60: lambda raw: UShort(_U16.unpack(raw)[0]),
-    0x61: lambda raw: Short(_I16.unpack(raw)[0]),
-    0x70: lambda raw: UInt(_U32.unpack(raw)[0]),
-    0x71: lambda raw: _I32.unpack(raw)[0],
-    0x72: lambda raw: Float(_F32.unpack(raw)[0]),
+    0x60: lambda raw: UShort(U16.unpack(raw)[0]),
+    0x61: lambda raw: Short(I16.unpack(raw)[0]),
+    0x70: lambda raw: UInt(U32.unpack(raw)[0]),
+    0x71: lambda raw: I32.unpack(raw)[0],
+    0x72: lambda raw: Float(F32.unpack(raw)[0]),
     0x73: _char,
     0x74: Decimal,
-    0x80: lambda raw: ULong(_U64.unpack(raw)[0]),
-    0x81: lambda raw: Long(_I64.unpack(raw)[0]),
-    0x82: lambda raw: _F64.unpack(raw)[0],
-    0x83: lambda raw: Timestamp(_I64.unpack(raw)[0]),
+    0x80: lambda raw: ULong(U64.unpack(raw)[0]),
+    0x81: lambda raw: Long(I64.unpack(raw)[0]),
+    0x82: lambda raw: F64.unpack(raw)[0],
+    0x83: lambda raw: Timestamp(I64.unpack(raw)[0]),
     0x84: Decimal,
     0x94: Decimal,
     0x98: lambda raw: UUID(bytes=raw),
 }
 
 __all__ = [
-    "MAX_DEPTH",
-    "AmqpDecodeError",
-    "Array",
-    "Byte",
-    "Char",
-    "Decimal",
-    "Described",
-    "Float",
-    "Long",
-    "Short",
-    "Symbol",
-    "Timestamp",
-    "UByte",
-    "UInt",
-    "ULong",
-    "UShort",
-    "compound",
-    "decode",
-    "encode",
-    "encode_list",
-    "encode_map",
+    "MAX_DEPTH", "AmqpDecodeError", "Array", "Byte", "Char", "Decimal", "Described", "Float", "Long", "Short", "Symbol",
+    "Timestamp", "UByte", "UInt", "ULong", "UShort", "compound", "decode", "encode", "encode_list", "encode_map",
     "skip",
-]
+]  # fmt: skip

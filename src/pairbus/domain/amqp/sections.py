@@ -14,33 +14,13 @@ from typing import Any, NamedTuple
 
 from .codec import AmqpDecodeError, Symbol, ULong, compound, decode, encode, encode_list, encode_map, skip
 
-HEADER = 0x70
-DELIVERY_ANNOTATIONS = 0x71
-MESSAGE_ANNOTATIONS = 0x72
-PROPERTIES = 0x73
-APPLICATION_PROPERTIES = 0x74
-DATA = 0x75
-SEQUENCE = 0x76
-VALUE = 0x77
-FOOTER = 0x78
+HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, PROPERTIES, APPLICATION_PROPERTIES = range(0x70, 0x75)
+DATA, SEQUENCE, VALUE, FOOTER = range(0x75, 0x79)
 
-# The position of the delivery count in the header.
+# The position of the delivery count in the header, and of fields in the properties section.
 DELIVERY_COUNT = 4
-
-# Fields of the properties section, by position.
-MESSAGE_ID = 0
-USER_ID = 1
-TO = 2
-SUBJECT = 3
-REPLY_TO = 4
-CORRELATION_ID = 5
-CONTENT_TYPE = 6
-CONTENT_ENCODING = 7
-ABSOLUTE_EXPIRY_TIME = 8
-CREATION_TIME = 9
-GROUP_ID = 10
-GROUP_SEQUENCE = 11
-REPLY_TO_GROUP_ID = 12
+MESSAGE_ID, TO, SUBJECT, REPLY_TO, CORRELATION_ID, CONTENT_TYPE = 0, 2, 3, 4, 5, 6
+ABSOLUTE_EXPIRY_TIME, CREATION_TIME, GROUP_ID, REPLY_TO_GROUP_ID = 8, 9, 10, 12
 
 _SYMBOLIC = {
     "amqp:header:list": HEADER,
@@ -96,18 +76,9 @@ class Entry(NamedTuple):
 
 
 def split(message: bytes, start: int = 0, seen: int = 0) -> list[Section]:
-    """Return all sections in the order of the bytes; `AmqpDecodeError` if the bytes are no AMQP message.
+    """Return the sections from byte `start` on, in any order; `seen` has a bit for each one before `start`.
 
-    The order is not checked: Python's SDK writes delivery annotations after the body.
-
-    Parameters
-    ----------
-    message
-        The encoded message.
-    start
-        The position of the first section to read.
-    seen
-        The sections before `start`, a bit for each, from the header's on.
+    Raises `AmqpDecodeError` if the bytes are no AMQP message.
     """
     sections: list[Section] = []
     pos, size, body = start, len(message), 0
@@ -141,10 +112,7 @@ def split(message: bytes, start: int = 0, seen: int = 0) -> list[Section]:
 
 
 def layout(message: bytes, start: int = 0, seen: int = 0) -> tuple[dict[int, Section], bytes, list[int]]:
-    """Return the sections by code, the bytes from the body on, and all codes if they are not in AMQP's order.
-
-    `start` and `seen` are those of `split`; the sections before the start must be in order.
-    """
+    """Return the sections by code, the bytes from the body on, and all codes if they are out of order; see `split`."""
     found = split(message, start, seen)
     where: dict[int, Section] = {}
     last, body, ordered = HEADER + seen.bit_length() - 1 if seen else 0, len(message), True
@@ -210,25 +178,11 @@ def field(message: bytes, value: int, index: int) -> Any:
 
 def entries(message: bytes, value: int) -> list[Entry]:
     """Return the entries of the map at `value` with decoded keys."""
-    count, pos, end = compound(message, value)
-    if count % 2:
-        raise AmqpDecodeError("a map has an odd number of elements")
-    found = []
-    for _ in range(count // 2):
-        key, at = decode(message, pos)
-        after = skip(message, at)
-        found.append(Entry(key, pos, at, after))
-        pos = after
-    if pos != end:
-        raise AmqpDecodeError("a map's entries do not fill its size")
-    return found
+    return [Entry(decode(message, start)[0], start, at, end) for start, at, end in pairs(message, value)]
 
 
 def pairs(message: bytes, value: int) -> list[tuple[int, int, int]]:
-    """Return the start of the key, the start of the value and the end of each entry of the map at `value`.
-
-    Nothing is decoded: a caller compares keys by their bytes.
-    """
+    """Return the start of the key, the start of the value and the end of each entry of the encoded map at `value`."""
     count, pos, end = compound(message, value)
     if count % 2:
         raise AmqpDecodeError("a map has an odd number of elements")
@@ -256,7 +210,6 @@ def check_map(message: bytes, value: int) -> None:
 
 
 def section(code: int, value: bytes) -> bytes:
-    """Return a section with an encoded value."""
     return bytes((0, 0x53, code)) + value
 
 
@@ -282,10 +235,7 @@ def map_section(descriptor: bytes, parts: list[bytes], count: int, wide: bool = 
 
 
 def replace_fields(message: bytes, found: Section, at: list[int], changes: Iterable[tuple[int, bytes]]) -> bytes:
-    """Return a list's section with fields replaced, in ascending order of position; `at` are its `bounds`.
-
-    Unlike `with_fields` it keeps the section's descriptor and its 32-bit sizes.
-    """
+    """Return a list's section with fields replaced in ascending order; its descriptor and 32-bit sizes are kept."""
     _, start, value, end = found
     parts: list[bytes] = []
     here = count = len(at) - 1
@@ -311,10 +261,7 @@ def with_fields(message: bytes, value: int | None, changes: dict[int, bytes]) ->
 
 
 def with_entries(message: bytes, value: int | None, changes: dict[str, bytes | None], key_type: type = str) -> bytes:
-    """Return the map at `value` (None: an empty one) with entries set to encoded values, or removed by None.
-
-    An existing entry keeps its place and the encoding of its key; a new one is appended.
-    """
+    """Return the map at `value` (None: an empty one) with entries set, in place or at the end, or removed by None."""
     parts: list[bytes] = []
     seen: set[str] = set()
     if value is not None:

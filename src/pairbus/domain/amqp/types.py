@@ -12,50 +12,34 @@ class Symbol(str):
 
 
 class Char(str):
-    """One UTF-32 character."""
-
     __slots__ = ()
 
 
 class UByte(int):
-    """8 bits, unsigned."""
-
     __slots__ = ()
 
 
 class UShort(int):
-    """16 bits, unsigned."""
-
     __slots__ = ()
 
 
 class UInt(int):
-    """32 bits, unsigned."""
-
     __slots__ = ()
 
 
 class ULong(int):
-    """64 bits, unsigned."""
-
     __slots__ = ()
 
 
 class Byte(int):
-    """8 bits, signed."""
-
     __slots__ = ()
 
 
 class Short(int):
-    """16 bits, signed."""
-
     __slots__ = ()
 
 
 class Long(int):
-    """64 bits, signed."""
-
     __slots__ = ()
 
 
@@ -66,8 +50,6 @@ class Timestamp(int):
 
 
 class Float(float):
-    """32 bits, binary floating point."""
-
     __slots__ = ()
 
 

@@ -53,21 +53,7 @@ from .property_names import (
 from .restoring import MAX_TIME_TO_LIVE, Restored, facts, message_id, restore
 
 __all__ = [
-    "ALIASES",
-    "BROKER_OWNED",
-    "FORM",
-    "MAX_TIME_TO_LIVE",
-    "NAMESPACE",
-    "PATH",
-    "SCHEDULED",
-    "SESSION_ID",
-    "TIME_TO_LIVE",
-    "EnvelopeError",
-    "Facts",
-    "NotRestorableError",
-    "Restored",
-    "facts",
-    "message_id",
-    "park",
+    "ALIASES", "BROKER_OWNED", "FORM", "MAX_TIME_TO_LIVE", "NAMESPACE", "PATH", "SCHEDULED", "SESSION_ID",
+    "TIME_TO_LIVE", "EnvelopeError", "Facts", "NotRestorableError", "Restored", "facts", "message_id", "park",
     "restore",
-]
+]  # fmt: skip

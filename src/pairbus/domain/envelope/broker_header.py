@@ -1,7 +1,6 @@
 """A cache of broker headers: the sections that a broker writes before a message's properties.
 
-They are the same bytes for all messages of a queue, except for a few numbers. The first message is read field by field;
-for the following ones those bytes are compared as a whole, and only the numbers are read.
+All messages of a queue have the same ones except for a few numbers, so later ones are compared as bytes.
 """
 
 from __future__ import annotations

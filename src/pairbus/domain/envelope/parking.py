@@ -45,7 +45,7 @@ _PATH_KEY, _SESSION_ID_KEY, _TIME_TO_LIVE_KEY, _SCHEDULED_KEY, _NAMESPACE_KEY, _
 
 
 def park(message: bytes, path: str, message_id: str, namespace: str | None = None) -> bytes:
-    """Return a message as it is sent to a backlog queue.
+    """Return a message as it is sent to a backlog queue: with the destination and the cleared fields as properties.
 
     Parameters
     ----------
@@ -57,11 +57,6 @@ def park(message: bytes, path: str, message_id: str, namespace: str | None = Non
         The id to give to a message that has none.
     namespace
         The destination's namespace, if that is not the primary.
-
-    Returns
-    -------
-    bytes
-        The encoded message with the destination and the cleared fields as application properties.
 
     Raises
     ------

@@ -146,7 +146,7 @@ def _whole(message: bytes, value: int) -> int:
 
 
 def restore(message: bytes, now: int, cache: BrokerHeaderCache = _CACHE) -> Restored:
-    """Return the message as it was before `park`.
+    """Return the message as it was before `park`, and the contents of its envelope.
 
     Parameters
     ----------
@@ -156,11 +156,6 @@ def restore(message: bytes, now: int, cache: BrokerHeaderCache = _CACHE) -> Rest
         The time from which a time to live counts again, in milliseconds since 1970.
     cache
         The broker headers of earlier messages.
-
-    Returns
-    -------
-    Restored
-        The encoded message that was sent, and the contents of its envelope.
 
     Raises
     ------

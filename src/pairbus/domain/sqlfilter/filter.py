@@ -4,14 +4,11 @@
     wanted.matches(message)
     parse_action("SET quantity = quantity / 2; REMOVE priority").edits(message)
 
-`grammar.lark` is the grammar, `syntax` parses a text and explains its mistakes, `values` contains the operators, and
-`properties` the access to a message. This module compiles a tree to nested Python functions. Every mistake in a text
-raises SqlSyntaxError at that point; evaluated for a message, a filter raises only SqlEvaluationError, for a division by
-zero.
+A text's mistakes raise SqlSyntaxError when it is parsed (`syntax`, `grammar.lark`); this module compiles its tree to
+nested functions. Evaluated for a message, a filter raises only SqlEvaluationError, for a division by zero.
 
-Names of properties are case-insensitive, as documented, also those of user properties: an exact match is preferred,
-else the first key that differs only in case is used. Strings are compared exactly. A missing user property is unknown,
-a system property that Service Bus does not have is an error, and a filter matches only if it is true.
+Names of properties are case-insensitive; of user properties an exact match is preferred. A missing user property is
+unknown, a system property that Service Bus does not have is an error, and a filter matches only if it is true.
 """
 
 from __future__ import annotations
@@ -25,30 +22,9 @@ from typing import Final, cast
 from lark import Token, Tree
 
 from . import values
-from .properties import (
-    SYSTEM_PROPERTIES,
-    Draft,
-    Edit,
-    MessageView,
-    SystemProperty,
-    UserProperty,
-    user_value,
-)
-from .syntax import MAX_LENGTH, SqlSyntaxError, parse
+from .properties import SYSTEM_PROPERTIES, Draft, Edit, MessageView, SystemProperty, UserProperty, user_value
+from .syntax import SqlSyntaxError, parse
 from .values import UNKNOWN, SqlEvaluationError, Truth
-
-__all__ = [
-    "MAX_DEPTH",
-    "MAX_LENGTH",
-    "Edit",
-    "MessageView",
-    "SqlAction",
-    "SqlEvaluationError",
-    "SqlFilter",
-    "SqlSyntaxError",
-    "parse_action",
-    "parse_filter",
-]
 
 MAX_DEPTH: Final = 64
 """The deepest nesting of operators. A chain (`a OR b OR …`, `1 + 2 + …`) is one operator, parentheses are none."""
@@ -70,10 +46,7 @@ class SqlFilter:
     _predicate: _Predicate = field(repr=False, compare=False)
 
     def matches(self, message: MessageView) -> bool:
-        """Return True if the filter is true for the message, and neither false nor unknown.
-
-        SqlEvaluationError if it divides by zero, but not in a condition that AND or OR skips.
-        """
+        """Return True if the filter is true, not unknown; raise SqlEvaluationError if it divides by zero."""
         return self._predicate(message) is True
 
 
@@ -88,10 +61,9 @@ class SqlAction:
     def edits(self, message: MessageView) -> tuple[Edit, ...]:
         """Return the changes in order, without applying them; each statement sees those before it.
 
-        A user property keeps the spelling that it has in the message. A value is converted to the type of the user
-        property that it replaces if possible; for a system property that conversion must be possible. A statement
-        without effect gives no edit: SET to an unknown value, to one that cannot be calculated or that the system
-        property cannot hold, and REMOVE of a missing property.
+        A user property keeps its spelling, and its type where the new value can be converted; for a system property the
+        conversion must be possible. A statement without effect gives no edit: SET to an unknown or impossible value,
+        and REMOVE of a missing property.
         """
         draft = Draft(dict(message.system), dict(message.user))
         edits = []
@@ -104,10 +76,7 @@ class SqlAction:
 
 
 def parse_filter(text: str, parameters: Mapping[str, object] = _NO_PARAMETERS) -> SqlFilter:
-    """Return the compiled filter; SqlSyntaxError if the text is not one.
-
-    `parameters` are the values of `@name`, with or without the `@` in their keys, in any case.
-    """
+    """Return the compiled filter; `parameters` are the values of `@name`, with or without the `@`, in any case."""
     (condition,) = _branches(parse(text, "filter"))
     return SqlFilter(text, dict(parameters), _Compiler(parameters).predicate(condition, 0))
 
@@ -134,8 +103,6 @@ class _Compiler:
 
     def __init__(self, parameters: Mapping[str, object]) -> None:
         self._parameters = {name.removeprefix("@").lower(): value for name, value in parameters.items()}
-
-    # --- Predicates: True, False, or None for unknown
 
     def predicate(self, node: _Node, depth: int) -> _Predicate:
         _check_depth(node, depth)
@@ -221,8 +188,6 @@ class _Compiler:
             return lambda message: values.like(subject(message), pattern(message))
         return lambda message: values.like(subject(message), pattern(message), escape(message))
 
-    # --- Values
-
     def _value(self, node: _Node, depth: int) -> _Value:
         _check_depth(node, depth)
         match node.data:
@@ -293,8 +258,6 @@ class _Compiler:
             raise _mistake(token, f"{token} is a {type(value).__name__}, which is no type of a property")
         return _Constant(value)
 
-    # --- Statements of an action
-
     def statement(self, node: _Node) -> _Statement:
         target = _property(_branches(node)[0])
         if node.data == "remove":
@@ -338,9 +301,6 @@ def _decided_by(decisive: bool, parts: Sequence[_Predicate]) -> _Predicate:
         return result
 
     return decide
-
-
-# --- Trees
 
 
 def _branches(node: _Node) -> list[_Node]:

@@ -48,14 +48,12 @@ class SqlSyntaxError(ValueError):
     """A syntax error in a SQL filter or action: its place, what was found there, and what was expected."""
 
     def __init__(self, problem: str, line: int, column: int) -> None:
-        """Store the problem and its place; line and column count from 1."""
         super().__init__(problem, line, column)
         self.problem = problem
         self.line = line
         self.column = column
 
     def __str__(self) -> str:
-        """Return the place and the problem."""
         return f"line {self.line}, column {self.column}: {self.problem}"
 
 

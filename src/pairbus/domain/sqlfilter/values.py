@@ -1,13 +1,10 @@
 """The operators of Service Bus's SQL language on values: comparison, arithmetic, LIKE and conversion.
 
-Two values are special. `None` is SQL's NULL: a property that exists and is null. `UNKNOWN` is the result for a missing
-property, an impossible operation (`'a' * 2`), and any operation on one of the two. Truth has three values as well:
-`True`, `False`, and `None` for unknown. Only a division by zero raises, since the service, too, reports that as an
-error and not as unknown.
+`None` is SQL's NULL: a property that exists and is null. `UNKNOWN` is the result for a missing property, an impossible
+operation (`'a' * 2`), and any operation on one of the two. Truth is `True`, `False`, or `None` for unknown.
 
 According to Microsoft's page operators follow C#: integers divide towards zero, a remainder has the sign of the
-dividend, 64 bits can overflow. The page does not mention operands of different types (`1 = '1'`). Their comparison is
-unknown here, so neither `=` nor `<>` nor the negation of either is true.
+dividend, 64 bits can overflow. It does not mention operands of different types (`1 = '1'`): unknown here.
 """
 
 from __future__ import annotations
@@ -46,8 +43,6 @@ MAX_TEXT: Final = 32 * 1024
 # AMQP's decimal128 has 34 digits. Not the thread's own context, which may trap or round differently.
 _DECIMALS: Final = Context(prec=34, traps=[DivisionByZero, InvalidOperation, Overflow])
 
-
-# --- Comparison
 
 _COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "=": operator.eq,
@@ -105,9 +100,6 @@ def _utc(moment: datetime) -> datetime:
     return moment.replace(tzinfo=timezone.utc) if moment.utcoffset() is None else moment
 
 
-# --- Arithmetic
-
-
 def _integer_quotient(left: int, right: int) -> int:
     quotient = abs(left) // abs(right)
     return quotient if (left < 0) == (right < 0) else -quotient
@@ -137,10 +129,7 @@ _ON_DECIMALS: Final[dict[str, Callable[[Decimal, Decimal], Decimal]]] = {
 
 
 def arithmetic(symbol: str) -> Callable[[object, object], object]:
-    """Return the operation for a symbol; it gives UNKNOWN where there is no result.
-
-    It raises SqlEvaluationError for a number divided by zero.
-    """
+    """Return the operation for a symbol: UNKNOWN where there is no result, SqlEvaluationError for a division by 0."""
     divides = symbol in ("/", "%")
 
     def calculate(left: object, right: object) -> object:
@@ -204,15 +193,10 @@ def unsigned(value: object) -> object:
     return value if _is_number(value) or isinstance(value, timedelta) else UNKNOWN
 
 
-# --- LIKE
-
-
 class LikePattern:
-    """A LIKE pattern: `%` stands for any characters, `_` for any single one, all others for themselves.
+    """A LIKE pattern, split at its `%`; each piece is searched once, from the end of the one before.
 
-    The pattern is split at its `%`, and each piece is searched once, from the end of the piece before it. The first
-    match is always good enough, so there is no backtracking: the time is at most proportional to the length of the
-    text times that of the pattern.
+    There is no backtracking: the first match is always good enough, and the time is at most length times pattern.
     """
 
     def __init__(self, pattern: str, escape: str | None = None) -> None:
@@ -233,7 +217,6 @@ class LikePattern:
         self._tail = len(pieces[-1])
 
     def matches(self, text: str) -> bool:
-        """Return True if the whole text matches the pattern."""
         first, *others = self._pieces
         if not others:
             return first.fullmatch(text) is not None
@@ -250,10 +233,7 @@ _like_pattern = lru_cache(maxsize=256)(LikePattern)
 
 
 def like(value: object, pattern: object, escape: object = None) -> Truth:
-    """Return the truth of `value LIKE pattern`; unknown if one is no string, or the escape is not one character.
-
-    It is unknown, too, for a pattern longer than a filter can be, which may come from a message.
-    """
+    """Return the truth of `value LIKE pattern`; unknown for a bad escape and for a pattern that is too long."""
     if not isinstance(value, str) or not isinstance(pattern, str) or len(pattern) > MAX_PATTERN:
         return None
     if escape is not None and not (isinstance(escape, str) and len(escape) == 1):
@@ -263,8 +243,6 @@ def like(value: object, pattern: object, escape: object = None) -> Truth:
     except ValueError:
         return None
 
-
-# --- Conversion
 
 # The text of .NET's TimeSpan: [-][days.]hours:minutes:seconds[.fraction]
 _TIME_SPAN = re.compile(r"(-)?(?:(\d{1,8})\.)?(\d{1,2}):(\d{1,2})(?::(\d{1,2}(?:\.\d{1,7})?))?", re.ASCII)
@@ -276,10 +254,7 @@ def kind_of(value: object) -> type | None:
 
 
 def converted(value: object, kind: type) -> object:
-    """Return a value converted to a type; UNKNOWN if that is impossible. NULL stays NULL.
-
-    A string is parsed, an integer becomes a wider number, and a number, a boolean or a UUID becomes its text.
-    """
+    """Return a value converted to a type; UNKNOWN if that is impossible. NULL stays NULL."""
     if value is None or kind_of(value) is kind:
         return value
     try:

@@ -30,20 +30,7 @@ _MAX_BATCH_BYTES = 1024 * 1024
 
 
 def attach(connection: AmqpConnection, link: Any) -> LinkHandler | None:
-    """Open a link and return its handler.
-
-    Returns
-    -------
-    LinkHandler or None
-        None if the link waits for a session, was opened with one, or gets no answer because of a fault.
-
-    Raises
-    ------
-    BusError
-        The attach is to be refused.
-    AmqpDecodeError
-        A part of the attach cannot be read.
-    """
+    """Open a link and return its handler; None if it waits for a session, was opened with one, or gets no answer."""
     incoming = bool(lib.pn_link_is_receiver(link))
     terminus = lib.pn_link_remote_target(link) if incoming else lib.pn_link_remote_source(link)
     if lib.pn_terminus_get_type(terminus) == lib.PN_COORDINATOR:

@@ -21,13 +21,7 @@ _LINGER_SECONDS = 5.0
 
 
 class ClientSocket:
-    """The socket of an AMQP connection.
-
-    Attributes
-    ----------
-    writable
-        False while too much output is buffered.
-    """
+    """The socket of an AMQP connection; `writable` is False while too much output is buffered."""
 
     def __init__(self, connection: AmqpConnection) -> None:
         self._connection = connection
@@ -46,7 +40,6 @@ class ClientSocket:
         transport.set_write_buffer_limits(high=_MAX_OUTPUT_BYTES)
 
     def lost(self) -> None:
-        """Release everything: the socket is closed."""
         self._inbound_delay.discard()
         self._outbound_delay.discard()
         if self._linger is not None:
@@ -56,8 +49,6 @@ class ClientSocket:
         """Close the socket at once; buffered output is lost."""
         if self._transport is not None:
             self._transport.abort()
-
-    # --- input -----------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
         """Process received bytes, after the latency of a fault if there is one."""
@@ -118,8 +109,6 @@ class ClientSocket:
         else:
             self._transport.pause_reading()
 
-    # --- output ----------------------------------------------------------------------------------------
-
     def write(self, data: bytes) -> None:
         """Write bytes, after the latency of a fault if there is one."""
         latency = self._server.faults.connection_latency
@@ -157,11 +146,7 @@ class ClientSocket:
         self._connection.on_writable()
 
     def end_output(self) -> None:
-        """Write nothing more; abort the socket if the client does not read the rest in time.
-
-        Only the output is closed where the transport allows it: closing the socket while the client still writes would
-        reset it, and the client would lose the last bytes.
-        """
+        """Write nothing more; abort the socket if the client does not read the rest in time."""
         self._outbound_delay.send(self._server.faults.connection_latency, 0, self._write_eof)
 
     def _write_eof(self) -> None:
@@ -169,6 +154,7 @@ class ClientSocket:
         if transport is None:
             return
         try:
+            # Closing the socket while the client still writes would reset it, and the last bytes would be lost.
             transport.write_eof() if transport.can_write_eof() else transport.close()
         except OSError:
             transport.abort()  # the client has closed the socket first

@@ -1,8 +1,4 @@
-"""One client's AMQP connection: bytes to Proton, Proton's events to link handlers, output to the socket.
-
-The inbound filter limits and records the client's bytes, Proton makes events of them, and each link has a handler. A
-reply that must not be sent before the work it reports is durable goes through `after_commit`.
-"""
+"""One client's AMQP connection: bytes to Proton, Proton's events to link handlers, output to the socket."""
 
 from __future__ import annotations
 
@@ -39,31 +35,16 @@ _OPENING_TICKS = 60
 
 
 class AmqpConnection(asyncio.Protocol):
-    """An AMQP client, from the first byte of its connection to the last.
-
-    Attributes
-    ----------
-    alive
-        True from `connection_made` to `connection_lost`. Proton's pointers are valid as long as it is True.
-    grants
-        Path -> grant of each token that the client has put.
-    reply_links
-        The client's links that receive replies to requests.
-    unanswered_links
-        Link -> path of each attach that a black hole (a fault) has swallowed.
-    stalled
-        Handlers and throttles that wait until less output is buffered.
-    served_in_shares
-        True while the client sends so much that it is served in shares: its replies wait for a group commit.
-    partial_bytes
-        Bytes received of messages that are not complete yet.
-    """
+    """An AMQP client, from the first byte of its connection to the last."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
+        #: True from `connection_made` to `connection_lost`: Proton's pointers are valid as long as it is.
         self.alive = False
+        #: Path -> grant of each token that the client has put.
         self.grants: dict[str, Grant] = {}
         self.reply_links: list[ReplyLink] = []
+        #: Link -> path of each attach that a black hole (a fault) has swallowed.
         self.unanswered_links: dict[Any, str] = {}
         self._inbound = InboundFilter(lambda name, key: server.authorizer.log_in(self.grants, name, key))
         self._outbound = OutboundFilter(self._inbound)
@@ -76,16 +57,17 @@ class AmqpConnection(asyncio.Protocol):
         self._bytes_lost = False
         self._opened = False
         self._opening_ticks = 0
-        self._closing = False
+        #: True once either side has closed the connection: nothing more is accepted from the client.
+        self.closing = False
         self._closing_ticks = 0
         self._end_after_flush = False
         self._output_ended = False
+        #: Handlers and throttles that wait until less output is buffered.
         self.stalled: set[LinkHandler | RequestThrottle] = set()
+        #: True while the client sends so much that it is served in shares: its replies wait for a group commit.
         self.served_in_shares = False
         self.partial_bytes = 0
         self.request_throttle = RequestThrottle(self)
-
-    # --- asyncio ---------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -94,7 +76,7 @@ class AmqpConnection(asyncio.Protocol):
         self.server.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
-        if not self.alive or self._closing:
+        if not self.alive or self.closing:
             return
         if self.server.faults.is_black_hole(""):
             self._bytes_lost = True
@@ -110,7 +92,7 @@ class AmqpConnection(asyncio.Protocol):
             self._engine.push(error.valid_bytes)
             self._handle_events()
             self._engine.close(BusError(bus_errors.FRAMING_ERROR, str(error)))
-            self._closing = self._end_after_flush = True
+            self.closing = self._end_after_flush = True
         self._handle_events()
         self.wants_output()
 
@@ -158,8 +140,6 @@ class AmqpConnection(asyncio.Protocol):
         """Call back when everything applied so far is durable, in the order of the calls for this connection."""
         self.server.after_commit(callback, self)
 
-    # --- output ----------------------------------------------------------------------------------------
-
     def wants_output(self) -> None:
         """Have Proton's output written at the end of this turn."""
         self.server.unwritten.add(self)
@@ -182,7 +162,7 @@ class AmqpConnection(asyncio.Protocol):
                 self.drop()
                 return
         if self._engine.is_finished() or self._end_after_flush:
-            self._output_ended = self._closing = True
+            self._output_ended = self.closing = True
             self._socket.end_output()
         if self.stalled:
             stalled, self.stalled = self.stalled, set()
@@ -191,7 +171,7 @@ class AmqpConnection(asyncio.Protocol):
 
     def tick(self, milliseconds: int) -> None:
         """Enforce time limits; called every second."""
-        if self._closing:
+        if self.closing:
             self._closing_ticks += 1
             if self._closing_ticks > _CLOSING_TICKS:
                 self.drop()
@@ -203,17 +183,10 @@ class AmqpConnection(asyncio.Protocol):
             self._engine.tick(milliseconds)
             self.wants_output()
 
-    # --- closing ---------------------------------------------------------------------------------------
-
-    @property
-    def closing(self) -> bool:
-        """True once either side has closed the connection: nothing more is accepted from the client."""
-        return self._closing
-
     def close(self, error: BusError | None = None) -> None:
         """Send a close, then end the output; later input is discarded."""
-        if self.alive and not self._closing:
-            self._closing = True
+        if self.alive and not self.closing:
+            self.closing = True
             self._engine.close(error)
             self.wants_output()
 
@@ -223,7 +196,6 @@ class AmqpConnection(asyncio.Protocol):
         self.close(BusError(bus_errors.RESOURCE_LIMIT_EXCEEDED, description))
 
     def drop(self) -> None:
-        """Cut the connection without an AMQP close."""
         self._socket.abort()
 
     def recover(self) -> None:
@@ -243,8 +215,6 @@ class AmqpConnection(asyncio.Protocol):
             else:
                 handler.on_flow()
 
-    # --- events ----------------------------------------------------------------------------------------
-
     def _handle_events(self) -> None:
         if not self.alive:
             return
@@ -255,7 +225,7 @@ class AmqpConnection(asyncio.Protocol):
                 # Unexpected input of one client must not end the server.
                 log.exception("an event of a client's connection could not be handled; the connection is closed")
                 self._engine.close(BusError(bus_errors.INTERNAL_ERROR, "localbus failed on this connection."))
-                self._closing = True
+                self.closing = True
 
     def _on_event(self, kind: int, event: Any) -> None:
         if kind == lib.PN_DELIVERY:
@@ -279,10 +249,10 @@ class AmqpConnection(asyncio.Protocol):
             self._opened = True
             lib.pn_connection_open(self._engine.connection)
         elif kind == lib.PN_CONNECTION_REMOTE_CLOSE:
-            self._closing = True
+            self.closing = True
             lib.pn_connection_close(self._engine.connection)
         elif kind == lib.PN_TRANSPORT_ERROR:
-            self._closing = True
+            self.closing = True
 
     def _on_attach(self, link: Any) -> None:
         try:
@@ -322,10 +292,7 @@ class AmqpConnection(asyncio.Protocol):
             function(pointer)
             self.wants_output()
 
-    # --- handlers --------------------------------------------------------------------------------------
-
     def handlers(self) -> list[LinkHandler]:
-        """Return the handlers of all open links."""
         return list(self._handlers.values())
 
     def add_handler(self, handler: LinkHandler) -> None:
@@ -341,8 +308,6 @@ class AmqpConnection(asyncio.Protocol):
         if handler.open:
             handler.open = False
             handler.on_closed()
-
-    # --- grants ----------------------------------------------------------------------------------------
 
     def authorize(self, path: str, right: str | None) -> None:
         """Raise a BusError unless a token of this connection grants the right on the path."""

@@ -1,7 +1,4 @@
-"""A client that receives: it gets a queue's messages while it has credit, and settles them.
-
-A settlement is confirmed when it is durable. Faults are applied at each point where the real service can fail.
-"""
+"""A client that receives: it gets a queue's messages while it has credit, and settles them durably."""
 
 from __future__ import annotations
 
@@ -28,13 +25,7 @@ MAX_BUFFERED_BYTES = 2 * 1024 * 1024
 
 
 class Consumer(OutgoingLink):
-    """A client's receiver from a queue, a subscription or a dead-letter queue.
-
-    Attributes
-    ----------
-    can_pull
-        True while the link has credit and nothing blocks it, so that new messages of the queue are offered to it.
-    """
+    """A client's receiver; `can_pull` is True while new messages of its queue are to be offered to it."""
 
     right = LISTEN
 
@@ -154,19 +145,13 @@ class Consumer(OutgoingLink):
             lib.pn_delivery_settle(delivery)  # settled without an outcome: the lock runs to its end
             return
         server = self.connection.server
-        fault = None
-        if server.faults.active:
-            fault = server.faults.on_settle(self.path, session=self.session is not None)
-        latency = 0.0
-        if fault is not None:
-            if fault.swallow:
-                self.swallowed = True
-                return
-            latency = fault.latency
-            if latency:
-                server.later(self, latency, lambda: self._settle(delivery, tag, outcome, settled, fault))
-                return
-        self._settle(delivery, tag, outcome, settled, fault)
+        fault = server.faults.on_settle(self.path, session=self.session is not None) if server.faults.active else None
+        if fault is not None and fault.swallow:
+            self.swallowed = True
+        elif fault is not None and fault.latency:
+            server.later(self, fault.latency, lambda: self._settle(delivery, tag, outcome, settled, fault))
+        else:
+            self._settle(delivery, tag, outcome, settled, fault)
 
     def _settle(self, delivery: Any, tag: bytes, outcome: int, settled: bool, fault: Any) -> None:
         if not self.connection.alive or not self.open:

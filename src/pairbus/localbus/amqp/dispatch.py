@@ -1,7 +1,4 @@
-"""The order in which receivers get messages: in turn for each queue, and first come, first served for sessions.
-
-Only receivers with credit are considered, and for a session only the one that holds it, however many are open.
-"""
+"""The order in which receivers get messages: in turn for each queue, and first come, first served for sessions."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import sqlite3
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from pairbus.localbus import bus_errors
 from pairbus.localbus.bus_errors import BusError
@@ -20,20 +17,9 @@ from pairbus.localbus.entities.sessions import Session
 
 if TYPE_CHECKING:
     from .consumers import Consumer
+    from .session_waiter import SessionWaiter
 
 log = logging.getLogger("pairbus.localbus.dispatch")
-
-
-class Waiter(Protocol):
-    """A receiver that waits for the next free session of a queue."""
-
-    deadline: float
-
-    def offer(self, now: float) -> bool:
-        """Try to accept a session; return True if the receiver has one, or no longer waits."""
-
-    def refuse(self, error: BusError) -> None:
-        """Refuse the receiver's link."""
 
 
 @dataclass(eq=False)
@@ -44,7 +30,7 @@ class _Receivers:
     #: Consumers without a session that have credit, the next one first.
     with_credit: OrderedDict[Consumer, None] = field(default_factory=OrderedDict)
     session_holders: dict[Session, Consumer] = field(default_factory=dict)
-    waiters: deque[Waiter] = field(default_factory=deque)
+    waiters: deque[SessionWaiter] = field(default_factory=deque)
 
 
 class Dispatcher:
@@ -64,14 +50,12 @@ class Dispatcher:
         return found
 
     def add(self, consumer: Consumer) -> None:
-        """Add a receiver that is open."""
         found = self._receivers(consumer.queue)
         found.consumers[consumer] = None
         if consumer.session is not None:
             found.session_holders[consumer.session] = consumer
 
     def remove(self, consumer: Consumer) -> None:
-        """Remove a receiver that is closed."""
         self._woken.pop(consumer, None)
         found = self._queues.get(consumer.queue)
         if found is not None and consumer in found.consumers:
@@ -81,13 +65,12 @@ class Dispatcher:
                 found.session_holders.pop(consumer.session, None)
             self._remove_if_empty(consumer.queue)
 
-    def add_waiter(self, queue: Queue, waiter: Waiter) -> None:
+    def add_waiter(self, queue: Queue, waiter: SessionWaiter) -> None:
         """Let a receiver wait for a session until its deadline."""
         self._receivers(queue).waiters.append(waiter)
         heapq.heappush(self._deadlines, waiter.deadline)
 
-    def remove_waiter(self, queue: Queue, waiter: Any) -> None:
-        """Remove a receiver that no longer waits for a session."""
+    def remove_waiter(self, queue: Queue, waiter: SessionWaiter) -> None:
         found = self._queues.get(queue)
         if found is not None and waiter in found.waiters:
             found.waiters.remove(waiter)
@@ -102,7 +85,6 @@ class Dispatcher:
         consumer.connection.server.schedule()
 
     def consumers(self, queue: Queue) -> list[Consumer]:
-        """Return the open receivers of a queue."""
         found = self._queues.get(queue)
         return [] if found is None else list(found.consumers)
 
@@ -178,7 +160,7 @@ class Dispatcher:
         """Return the time at which `expire` must run."""
         return self._deadlines[0] if self._deadlines else float("inf")
 
-    def remove_queue(self, queue: Queue) -> tuple[list[Consumer], list[Waiter]]:
+    def remove_queue(self, queue: Queue) -> tuple[list[Consumer], list[SessionWaiter]]:
         """Remove a deleted queue; return the receivers and waiters that it had."""
         found = self._queues.pop(queue, None)
         return ([], []) if found is None else (list(found.consumers), list(found.waiters))

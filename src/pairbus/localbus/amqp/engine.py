@@ -1,7 +1,7 @@
 """Proton as an AMQP engine without I/O: received bytes in, events and bytes to send out.
 
-The hot path calls Proton's C functions directly (`cproton_ffi`, which the wheel ships). Proton's Python wrappers keep a
-dictionary per object, and read delivery tags as UTF-8, which a lock token is not; they serve everything else.
+The hot path calls Proton's C functions (`cproton_ffi`): its Python wrappers keep a dictionary per object, and read
+delivery tags as UTF-8, which a lock token is not.
 """
 
 from __future__ import annotations
@@ -74,7 +74,6 @@ class Engine:
             lib.pn_collector_pop(collector)
 
     def output(self) -> bytes:
-        """Return the bytes that Proton has to send."""
         transport = self.transport
         pieces = []
         while True:
@@ -88,7 +87,6 @@ class Engine:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def is_finished(self) -> bool:
-        """Return True if Proton will send nothing more."""
         return bool(lib.pn_transport_pending(self.transport) < 0)
 
     def close_input(self) -> None:
@@ -100,7 +98,6 @@ class Engine:
         lib.pn_transport_tick(self.transport, milliseconds)
 
     def close(self, error: BusError | None = None) -> None:
-        """Send a close, with an error if there is one."""
         if error is not None:
             set_condition(lib.pn_connection_condition(self.connection), error)
         lib.pn_connection_close(self.connection)
@@ -125,12 +122,10 @@ def set_condition(condition: Any, error: BusError) -> None:
 
 
 def text(pointer: Any) -> str | None:
-    """Return a C string as text, None for a null pointer."""
     return None if pointer == ffi.NULL else bytes(ffi.string(pointer)).decode(errors="replace")
 
 
 def address(terminus: Any) -> str | None:
-    """Return the address of a terminus."""
     return text(lib.pn_terminus_get_address(terminus))
 
 
@@ -142,7 +137,6 @@ def receive(link: Any, size: int) -> bytes:
 
 
 def tag(delivery: Any) -> bytes:
-    """Return a delivery's tag."""
     found = lib.pn_delivery_tag(delivery)
     return bytes(ffi.buffer(found.start, found.size))
 
@@ -158,7 +152,6 @@ def send(link: Any, name: bytes, message: bytes, *, settled: bool = False) -> An
 
 
 def settle(delivery: Any, outcome: int, error: BusError | None = None) -> None:
-    """Settle a delivery with an outcome."""
     if error is not None:
         set_condition(lib.pn_disposition_condition(lib.pn_delivery_local(delivery)), error)
     lib.pn_delivery_update(delivery, outcome)
@@ -174,7 +167,6 @@ def read(data: Any) -> Any:
 
 
 def write(data: Any, value: Any) -> None:
-    """Write a value into a Proton data object."""
     lib.pn_data_clear(data)
     _data.obj2dat(value, data)
 

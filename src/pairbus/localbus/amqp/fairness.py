@@ -1,14 +1,15 @@
-"""Fair use of the one event loop: while several clients are active, each gets it for a fraction of a millisecond.
+"""Fair use of the one event loop: a client that sends without a pause is served in shares.
 
-A client that sends without a pause is served in shares, and its replies are written every few milliseconds. A client
-that sends a little and waits is read between two shares, and its replies are written first.
+Between two shares the other clients are read and get their replies; its own replies are written every few milliseconds.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pairbus.localbus.server import Server
 
 #: A client counts as active for this long after its last bytes.
 _ACTIVE_SECONDS = 1.0
@@ -23,16 +24,7 @@ GROUP_COMMIT_SECONDS = 0.002
 SHARED_PULL, ALONE_PULL = 25, 200
 
 
-class Rounds(Protocol):
-    """The server's loop, and True if it will commit and reply in the loop's next round."""
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop: ...
-    @property
-    def is_turn_due(self) -> bool: ...
-
-
-def yield_to_others(server: Rounds, resume: Callable[[], None], rounds: int = ROUNDS_BETWEEN_SHARES) -> None:
+def yield_to_others(server: Server, resume: Callable[[], None], rounds: int = ROUNDS_BETWEEN_SHARES) -> None:
     """Call `resume` after the rounds of the loop in which other clients are read and get their replies."""
     if rounds > 0 or (rounds > -ROUNDS_BETWEEN_SHARES and server.is_turn_due):
         server.loop.call_soon(yield_to_others, server, resume, rounds - 1)
@@ -58,7 +50,6 @@ class ActiveClients:
         return now - self._another_at < _ACTIVE_SECONDS
 
     def has_others(self, client: Any) -> bool:
-        """Return True if a client other than this one is active."""
         at = self._another_at if client is self._latest else self._latest_at
         return self._clock() - at < _ACTIVE_SECONDS
 
@@ -69,10 +60,7 @@ class ActiveClients:
 
 
 class CommitCallbacks:
-    """Callbacks that wait for a commit; those of one client keep their order.
-
-    Callbacks of clients that are served in shares are deferred: they run with the next group commit.
-    """
+    """Callbacks that wait for a commit, in order for each client; deferred ones run with the next group commit."""
 
     def __init__(self) -> None:
         self._next: list[Callable[[], None]] = []
@@ -87,7 +75,6 @@ class CommitCallbacks:
         self._next.append(callback)
 
     def take(self, *, with_deferred: bool) -> list[Callable[[], None]]:
-        """Remove and return the callbacks to run now."""
         taken, self._next = self._next, []
         if with_deferred:
             for callbacks in self._deferred.values():

@@ -25,17 +25,7 @@ _SELECTOR = re.compile(r"amqp\.annotation\.x-opt-(?P<name>[a-z-]+)\s*(?P<op>>=?)
 
 
 class HubConsumer(OutgoingLink):
-    """A client's receiver from a partition, from a position on.
-
-    Attributes
-    ----------
-    position
-        The index of the next event.
-    group
-        The consumer group, in lower case.
-    owner_level
-        The epoch of an exclusive consumer; None for one that shares its partition.
-    """
+    """A client's receiver from a partition, from a position on; `owner_level` is None unless it is exclusive."""
 
     right = LISTEN
 
@@ -135,15 +125,7 @@ def _take_ownership(others: list[HubConsumer], owner_level: int | None) -> None:
 
 
 def start_position(partition: Partition, name: str, inclusive: bool, value: str) -> int:
-    """Return the index of the first event after a value (from it on if inclusive).
-
-    Parameters
-    ----------
-    name
-        The annotation that the value is compared with: `offset`, `sequence-number` or `enqueued-time`.
-    value
-        A number, `-1` for the first event, or `@latest` for the end of the partition.
-    """
+    """Return the index of the first event after a value of the annotation `name` (from it on if inclusive)."""
     if value in ("@latest", "-1"):
         return len(partition.events) if value == "@latest" else 0
     try:

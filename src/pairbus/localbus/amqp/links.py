@@ -1,7 +1,4 @@
-"""The links of a connection: one base for a client's senders, one for its receivers, and the answers to an attach.
-
-Link handlers read Proton's pointers. `producers`, `consumers`, `hub_consumer` and `request_nodes` handle the messages.
-"""
+"""The links of a connection: one base for a client's senders, one for its receivers, and the answers to an attach."""
 
 from __future__ import annotations
 
@@ -23,16 +20,9 @@ _HEAD_BYTES = 16 * 1024
 
 
 class LinkHandler:
-    """A link: its connection, Proton's pointer, and the path that faults and grants apply to.
+    """A link: its connection, Proton's pointer, and the path that faults and grants apply to."""
 
-    Attributes
-    ----------
-    right
-        The claim that a token must hold for this link; None if it needs no token.
-    swallowed
-        True once a black hole (a fault) has swallowed a message that will never be answered.
-    """
-
+    #: The claim that a token must hold for this link; None if it needs no token.
     right: str | None = None
 
     def __init__(self, connection: AmqpConnection, link: Any, path: str) -> None:
@@ -41,6 +31,7 @@ class LinkHandler:
         self.path = path
         self.name = engine.text(lib.pn_link_name(link)) or ""
         self.open = True
+        #: True once a black hole (a fault) has swallowed a message, which will never be answered.
         self.swallowed = False
 
     def on_delivery(self, delivery: Any) -> None:
@@ -53,7 +44,6 @@ class LinkHandler:
         """Release resources: either side has closed the link, or the connection is lost."""
 
     def detach(self, error: BusError) -> None:
-        """Close the link with an error."""
         if self.open and self.connection.alive:
             engine.set_condition(lib.pn_link_condition(self.link), error)
             lib.pn_link_close(self.link)
@@ -158,7 +148,6 @@ class OutgoingLink(LinkHandler):
     """A client's receiver: encoded messages are sent to it while it has credit."""
 
     def credit(self) -> int:
-        """Return the client's credit."""
         return int(lib.pn_link_credit(self.link))
 
     def buffered_bytes(self) -> int:

@@ -22,7 +22,7 @@ from pairbus.localbus.entities.topics import Subscription, Topic
 from .requests import Reply, Request
 from .rule_maps import read_rule, write_rule
 
-_UUIDS, _LONGS, _TIMES, _STRINGS = 0x98, 0x81, 0x83, 0xB1
+_LONGS, _TIMES, _STRINGS = 0x81, 0x83, 0xB1
 _MAX_PEEK = 1000
 _MAX_DELETE = 4000
 _MAX_REPLY = 512 * 1024
@@ -85,8 +85,6 @@ class Operations:
         self._broker.check_enabled(queue, action)
         return queue
 
-    # --- locks ---------------------------------------------------------------------------------------
-
     def _renew_lock(self, target: Any, request: Request) -> Reply:
         queue, now = self._enabled(target, bus_errors.RENEWING), self._now()
         ends = [queue.renew(_tag(token), now) for token in request.field("lock-tokens", list)]
@@ -94,9 +92,7 @@ class Operations:
 
     def _dispose(self, target: Any, request: Request) -> Reply:
         queue, now = self._enabled(target, bus_errors.SETTLING), self._now()
-        tags = list(
-            dict.fromkeys(_tag(token) for token in request.field("lock-tokens", list))
-        )  # a token may be listed twice
+        tags = {_tag(token): None for token in request.field("lock-tokens", list)}  # a token may be listed twice
         status = request.field("disposition-status", str).lower()
         properties = request.field("properties-to-modify", dict, optional=True)
         changes = {str(name): value for name, value in (properties or {}).items()}
@@ -116,8 +112,6 @@ class Operations:
             else:
                 raise AmqpDecodeError(f"disposition-status '{status}' is not known")
         return Reply()
-
-    # --- peeking, and receiving by sequence number ------------------------------------------------------------------
 
     def _peek(self, target: Any, request: Request) -> Reply:
         queue = target.inbox if isinstance(target, Topic) else _queue(target)
@@ -182,8 +176,6 @@ class Operations:
         queue.cancel_scheduled(_numbers(request))
         return Reply()
 
-    # --- sessions --------------------------------------------------------------------------------------
-
     def _set_state(self, target: Any, request: Request) -> Reply:
         state = request.field("session-state", (bytes, str), optional=True)
         raw = state.encode() if isinstance(state, str) else state
@@ -202,14 +194,11 @@ class Operations:
     def _list_sessions(self, target: Any, request: Request) -> Reply:
         since = request.field("last-updated-time", int, optional=True)
         names = _queue(target).session_ids(None if since is None or since >= _DOTNET_MAX_MS else since / 1000)
-        skip, top = max(request.field("skip", int), 0), max(request.field("top", int), 0)
-        page = names[skip : skip + top]
+        skip, page = _page(request, names)
         if not page:
             # Without a body: Python's SDK cannot read an empty array.
             return Reply(204, "No sessions.", "com.microsoft:session-not-found")
         return Reply(body={"skip": skip + len(page), "sessions-ids": Array(_STRINGS, page)})
-
-    # --- rules -----------------------------------------------------------------------------------------
 
     def _add_rule(self, target: Any, request: Request) -> Reply:
         topic, subscription = self._subscription(target)
@@ -225,8 +214,7 @@ class Operations:
 
     def _list_rules(self, target: Any, request: Request) -> Reply:
         _, subscription = self._subscription(target)
-        skip, top = max(request.field("skip", int), 0), max(request.field("top", int), 0)
-        page = [subscription.rules[key] for key in sorted(subscription.rules)][skip : skip + top]
+        _, page = _page(request, [subscription.rules[key] for key in sorted(subscription.rules)])
         if not page:
             return Reply(204, "No rules.", body={"rules": []})
         return Reply(body={"rules": [{"rule-description": write_rule(r.settings, r.created_at)} for r in page]})
@@ -237,8 +225,6 @@ class Operations:
                 if subscription.queue is target:
                     return topic, subscription
         raise BusError(bus_errors.NOT_ALLOWED, "Rules belong to subscriptions; this is not one.")
-
-    # --- event hubs ------------------------------------------------------------------------------------
 
     def _read_hub(self, target: Any, request: Request) -> Reply:
         if not isinstance(target, Hub):
@@ -273,6 +259,11 @@ class Operations:
                 "is_partition_empty": last is None,
             }
         )
+
+
+def _page(request: Request, found: list[Any]) -> tuple[int, list[Any]]:
+    skip, top = max(request.field("skip", int), 0), max(request.field("top", int), 0)
+    return skip, found[skip : skip + top]
 
 
 def _numbers(request: Request) -> list[int]:

@@ -1,7 +1,4 @@
-"""A client that sends: its messages go to the broker and are accepted when they are durable.
-
-Faults are applied at each point where the real service can fail.
-"""
+"""A client that sends: its messages go to the broker and are accepted when they are durable."""
 
 from __future__ import annotations
 
@@ -23,10 +20,6 @@ if TYPE_CHECKING:
 
 #: The largest message that an event hub takes.
 _HUB_LIMIT = 1024 * 1024
-
-
-def _read_one(raw: bytes, *, identify: bool) -> list[Draft]:
-    return [read_message(raw, identify=identify)]
 
 
 class Producer(IncomingLink):
@@ -72,8 +65,9 @@ class Producer(IncomingLink):
         server = self.connection.server
         error: BusError | None = None
         try:
-            read = read_batch if message_format == BATCH_FORMAT else _read_one
-            drafts = read(raw, identify=self.queue is not None)
+            identify = self.queue is not None
+            is_batch = message_format == BATCH_FORMAT
+            drafts = read_batch(raw, identify=identify) if is_batch else [read_message(raw, identify=identify)]
             self._send_to_broker(drafts, raw, server.now())
             if server.faults.active and server.faults.drops(self.path, len(drafts)):
                 # The messages are kept; the client does not get their outcome.

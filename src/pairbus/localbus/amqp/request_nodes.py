@@ -93,7 +93,6 @@ class RequestLink(IncomingLink):
             self.connection.request_throttle.submit(lambda: self._answer(request, len(head), respond), len(head))
 
     def _answer(self, request: Request, size: int, respond: _Respond) -> None:
-        """Reply to a request, as the faults allow."""
         server, throttle = self.connection.server, self.connection.request_throttle
         fault = self.fault(request) if server.faults.active else Decision()
         if fault.swallow:
@@ -124,7 +123,6 @@ class RequestLink(IncomingLink):
         connection.after_commit(send if not delay else lambda: server.later(self, delay, send))
 
     def fault(self, request: Request) -> Decision:
-        """Return the effect of the active faults on a request."""
         return self.connection.server.faults.on_request(self.path, request.operation)
 
     def respond(self, request: Request, fault: BusError | None) -> Reply:
@@ -169,10 +167,7 @@ class CbsLink(RequestLink):
 
 
 class EntityManagementLink(RequestLink):
-    """Requests to an entity's `$management`.
-
-    The entity is looked up by name for each request: it may have been deleted and created again since the attach.
-    """
+    """Requests to an entity's `$management`, looked up by name each time: it may have been created again."""
 
     def __init__(
         self, connection: AmqpConnection, link: Any, path: str, address: Address, target: Queue | Topic | Hub

@@ -1,8 +1,4 @@
-"""A limit on one client's management requests: they are carried out in order, as fast as the client reads the replies.
-
-A request may change entities, and its reply must reach the client. So requests wait before they are carried out, and
-replies are never held back. No request is lost, and a client that does not read cannot fill the memory.
-"""
+"""A limit on one client's management requests: they wait until the client reads, and no reply is held back."""
 
 from __future__ import annotations
 
@@ -26,27 +22,18 @@ _REQUESTS_PER_TURN = 50
 
 
 class RequestThrottle:
-    """The waiting requests of one connection.
-
-    Attributes
-    ----------
-    pending_bytes
-        Bytes of replies that wait for a commit or are delayed by a fault.
-    buffered_bytes
-        Bytes of replies given to Proton, an upper bound of what it still holds.
-    """
+    """The waiting requests of one connection, carried out in order, as fast as the client reads the replies."""
 
     def __init__(self, connection: AmqpConnection) -> None:
         self._connection = connection
         self._waiting: deque[tuple[Callable[[], None], int]] = deque()
         self._waiting_bytes = 0
         self._without_credit: set[RequestLink] = set()
-        self.pending_bytes = 0
-        self.buffered_bytes = 0
+        #: Bytes of replies that wait for a commit or a fault's delay, and (an upper bound) that Proton still holds.
+        self.pending_bytes = self.buffered_bytes = 0
 
     @property
     def has_waiting(self) -> bool:
-        """True while requests wait for the client to read replies: it gets no credit for more of them."""
         return bool(self._waiting)
 
     def submit(self, carry_out: Callable[[], None], size: int) -> None:

@@ -46,7 +46,6 @@ class Reply:
 
     @classmethod
     def of(cls, error: BusError) -> Reply:
-        """Return the reply that reports an error."""
         return cls(error.status, error.description, error.condition)
 
 

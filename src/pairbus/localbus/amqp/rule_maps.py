@@ -9,6 +9,7 @@ from pairbus.domain.amqp.codec import AmqpDecodeError, Described, Long, Timestam
 from pairbus.domain.sqlfilter.values import kind_of
 from pairbus.localbus.entities.payload import encode_plain, plain
 from pairbus.localbus.settings import (
+    CORRELATION_TEXTS,
     CorrelationFilter,
     FalseFilter,
     RuleFilter,
@@ -32,18 +33,7 @@ def read_rule(name: str, description: dict[Any, Any]) -> RuleSettings:
         chosen = TrueFilter() if text.replace(" ", "") == "1=1" else SqlExpression(text)
     elif (parts := _map(found, "correlation-filter")) is not None:
         texts = {
-            ours: str(parts[theirs])
-            for ours, theirs in (
-                ("correlation_id", "correlation-id"),
-                ("message_id", "message-id"),
-                ("to", "to"),
-                ("reply_to", "reply-to"),
-                ("label", "label"),
-                ("session_id", "session-id"),
-                ("reply_to_session_id", "reply-to-session-id"),
-                ("content_type", "content-type"),
-            )
-            if parts.get(theirs) is not None
+            name: str(parts[key]) for name in CORRELATION_TEXTS if parts.get(key := name.replace("_", "-")) is not None
         }
         given = _map(parts, "properties") or {}
         properties = {k: _simple(v) for k, v in given.items()}
@@ -66,7 +56,6 @@ def _map(description: dict[str, Any], name: str) -> dict[str, Any] | None:
 
 
 def _simple(value: Any) -> Any:
-    """Return a property's value for a comparison; refuse lists and maps."""
     found = plain(value)
     if found is not None and kind_of(found) is None:
         raise AmqpDecodeError("a correlation filter compares with simple values only")
@@ -74,18 +63,14 @@ def _simple(value: Any) -> Any:
 
 
 def write_rule(rule: RuleSettings, created_at: float) -> Described:
-    """Return a rule for the reply to `enumerate-rules`."""
     chosen, filter = rule.filter, Described(_TRUE, [])
     if isinstance(chosen, FalseFilter):
         filter = Described(_FALSE, [])
     elif isinstance(chosen, SqlExpression):
         filter = Described(_SQL, [chosen.text, 20])
     elif isinstance(chosen, CorrelationFilter):
-        fields = [
-            chosen.correlation_id, chosen.message_id, chosen.to, chosen.reply_to, chosen.label, chosen.session_id,
-            chosen.reply_to_session_id, chosen.content_type,
-            {k: _amqp(v, chosen.spelling.get(k)) for k, v in chosen.properties.items()},
-        ]  # fmt: skip
+        properties = {k: _amqp(v, chosen.spelling.get(k)) for k, v in chosen.properties.items()}
+        fields = [*(getattr(chosen, name) for name in CORRELATION_TEXTS), properties]
         filter = Described(_CORRELATION, fields)
     action = Described(_NO_ACTION, [])
     if rule.action is not None:

@@ -45,13 +45,7 @@ def attach_session_receiver(
 
 
 class SessionWaiter:
-    """A receiver's request for a session.
-
-    Attributes
-    ----------
-    deadline
-        The time at which the request is refused.
-    """
+    """A receiver's request for a session, which is refused at its `deadline`."""
 
     def __init__(self, connection: AmqpConnection, link: Any, path: str, queue: Queue, name: str | None) -> None:
         self._connection = connection
@@ -74,8 +68,10 @@ class SessionWaiter:
             return False
         try:
             server.broker.check_receive(self.queue)
-            if self._has_waited and self.queue.has_free_session():
-                self._check_fault()
+            # A link that is opened after a wait meets the faults on attaches, too.
+            fault = server.faults.on_attach(self._path) if self._has_waited and self.queue.has_free_session() else None
+            if fault is not None:
+                raise fault
             session = self.queue.accept_session(self._name, object(), now)
         except BusError as error:
             self.refuse(error)
@@ -85,12 +81,6 @@ class SessionWaiter:
             return False
         self._open(session)
         return True
-
-    def _check_fault(self) -> None:
-        """Apply a fault on attaches to a link that is opened after a wait, as to one that attaches now."""
-        error = self._connection.server.faults.on_attach(self._path)
-        if error is not None:
-            raise error
 
     def _open(self, session: Session) -> None:
         """Open the link, with the session's id as its filter."""

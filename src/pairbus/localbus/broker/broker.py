@@ -1,7 +1,7 @@
 """The broker: accepts messages, moves them between entities, and persists what must outlive the process.
 
-It carries out the effects that queues report, and knows nothing of sockets. The server calls `turn` once per turn of
-its event loop, delivers messages of the queues that `turn` returns, and commits the store before anything is answered.
+The server calls `turn` once per turn of its event loop, delivers messages of the queues that `turn` returns, and
+commits the store before anything is answered.
 """
 
 from __future__ import annotations
@@ -31,11 +31,7 @@ SessionLost = Callable[[Queue, str, Any], None]
 
 
 class Broker(Catalog):
-    """A namespace: its entities (see `Catalog`), and the messages in them.
-
-    The server sets the `on_...` callbacks: `on_work` requests a turn, the others report a lost session lock, a deleted
-    entity and changed settings.
-    """
+    """A namespace: its entities (see `Catalog`), and the messages in them; the server sets the `on_...` callbacks."""
 
     def __init__(self, name: str, store: Store | None = None, *, clock: Callable[[], float] = time.time) -> None:
         self.name = name
@@ -59,7 +55,6 @@ class Broker(Catalog):
             self._restore(self.store)
 
     def _restore(self, store: SqliteStore) -> None:
-        """Load everything that the store has."""
         self.created_at = float(store.about("created", repr(self.created_at)))
         for row in store.entities():
             self.restore(row)
@@ -82,8 +77,6 @@ class Broker(Catalog):
             hubs[hub].partition(partition).restore(event)
         for queue, message in exhausted:  # the end of the previous process ended their last delivery
             queue.dead_letter_exhausted(message)
-
-    # --- effects of queues -----------------------------------------------------------------------------
 
     def new_id(self) -> int:
         self._last_id += 1
@@ -126,8 +119,6 @@ class Broker(Catalog):
     def session_lost(self, queue: Queue, session: str, owner: Any) -> None:
         self.on_session_lost(queue, session, owner)
 
-    # --- changes of entities ---------------------------------------------------------------------------
-
     def _report_deleted(self, entity: Queue | Hub) -> None:
         if isinstance(entity, Queue):
             self._ready.pop(entity, None)
@@ -139,13 +130,8 @@ class Broker(Catalog):
         self.on_changed(queue)
         self.ready(queue)
 
-    # --- sending ---------------------------------------------------------------------------------------
-
     def send(self, target: Queue | Topic, drafts: Sequence[Draft], now: float) -> list[Message]:
-        """Enqueue a transfer's messages, all or none; return those that were added.
-
-        Pings and duplicates are accepted and dropped. Raises `BusError` if the entity refuses one of the messages.
-        """
+        """Enqueue a transfer's messages, all or none; return those added: pings and duplicates are dropped."""
         queue = self._checked_queue(target, drafts, now)
         messages = [queue.enqueue(draft, now) for draft in drafts if not draft.ping]
         return [message for message in messages if message is not None]
@@ -211,7 +197,6 @@ class Broker(Catalog):
             )
 
     def publish(self, partition: Partition, hub: Hub, drafts: Sequence[Draft], now: float) -> list[Event]:
-        """Append events to one partition; return them."""
         if self.hub(hub.settings.name) is not hub:
             raise bus_errors.not_found(hub.settings.name)  # deleted since the sender attached
         hub.accessed_at = now
@@ -220,13 +205,8 @@ class Broker(Catalog):
             self.store.put_event(hub.id, partition.id, event)
         return events
 
-    # --- the turn --------------------------------------------------------------------------------------
-
     def turn(self, now: float) -> list[Queue]:
-        """Do the work that is due, then forward and fan out; return the queues with messages for receivers.
-
-        A turn forwards a limited number of batches, so that a large backlog does not block the event loop.
-        """
+        """Do the work that is due, then forward some batches; return the queues with messages for receivers."""
         due = []
         while self._due and self._due[0][0] <= now:
             due.append(heapq.heappop(self._due)[2])

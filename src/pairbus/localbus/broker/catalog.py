@@ -7,7 +7,7 @@ from typing import Any
 
 from pairbus.localbus import bus_errors
 from pairbus.localbus.addresses import Address, EntityPath
-from pairbus.localbus.bus_errors import BusError, disabled, not_found
+from pairbus.localbus.bus_errors import BusError, disabled, existing, not_found
 from pairbus.localbus.entities.effects import Effects
 from pairbus.localbus.entities.hubs import Hub
 from pairbus.localbus.entities.queues import DEAD_LETTER_SUFFIX, Queue
@@ -32,10 +32,7 @@ _IMMUTABLE = ("requires_session", "requires_duplicate_detection", "enable_partit
 
 
 class Catalog:
-    """All entities by lower-case path.
-
-    `on_delete` is called for each deleted queue or hub, `on_change` for each queue with new settings.
-    """
+    """All entities by lower-case path; `on_delete` and `on_change` report deleted ones and new settings."""
 
     def __init__(
         self,
@@ -57,8 +54,6 @@ class Catalog:
         #: Inbox id -> its topic.
         self.topic_of_inbox: dict[int, Topic] = {}
         self.by_id: dict[int, Queue] = {}
-
-    # --- finding -------------------------------------------------------------------------------------
 
     def queues(self) -> list[Queue]:
         return [self._queues[key] for key in sorted(self._queues)]
@@ -83,10 +78,7 @@ class Catalog:
         return None if found is None else found.subscriptions.get(name.lower())
 
     def find(self, address: Address) -> Queue | Topic | Hub:
-        """Return the entity of an address: the queue, for a subscription or a sub-queue too.
-
-        Raises `BusError` if there is none.
-        """
+        """Return the entity of an address (the queue, for a subscription or a sub-queue too), or raise `BusError`."""
         queue: Queue | None
         if address.is_part_of_hub:
             hub = self.hub(address.entity)
@@ -104,9 +96,7 @@ class Catalog:
                     return other
         if queue is not None and address.sub_queue is not None:
             queue = queue.dead_letters if address.sub_queue == "dead" else queue.transfer_dead_letters
-        if queue is None:
-            raise not_found(address.path)
-        return queue
+        return existing(queue, address.path)
 
     def parent(self, queue: Queue) -> Queue:
         """Return the queue or subscription that a sub-queue belongs to, or the queue itself."""
@@ -118,8 +108,6 @@ class Catalog:
         if parent.settings.status in _NOT_RECEIVED_FROM:
             raise disabled(parent.path, f"{doing} '{queue.path}'")
 
-    # --- queues --------------------------------------------------------------------------------------
-
     def create_queue(self, settings: QueueSettings) -> Queue:
         self._check_name_is_free(settings.name)
         self._check_forwards(settings, settings.name)
@@ -129,9 +117,7 @@ class Catalog:
         return queue
 
     def update_queue(self, settings: QueueSettings) -> Queue:
-        queue = self.queue(settings.name)
-        if queue is None:
-            raise not_found(settings.name)
+        queue = existing(self.queue(settings.name), settings.name)
         _check_fixed(queue.settings, settings)
         self._check_forwards(settings, settings.name)
         settings = settings.changed(name=queue.settings.name)
@@ -140,12 +126,7 @@ class Catalog:
         return queue
 
     def delete_queue(self, path: str) -> None:
-        queue = self._queues.pop(path.lower(), None)
-        if queue is None:
-            raise not_found(path)
-        self._discard(queue)
-
-    # --- topics --------------------------------------------------------------------------------------
+        self._discard(existing(self._queues.pop(path.lower(), None), path))
 
     def create_topic(self, settings: TopicSettings) -> Topic:
         self._check_name_is_free(settings.name)
@@ -158,7 +139,7 @@ class Catalog:
         return topic
 
     def update_topic(self, settings: TopicSettings) -> Topic:
-        topic = self._existing_topic(settings.name)
+        topic = existing(self.topic(settings.name), settings.name)
         _check_fixed(topic.settings, settings)
         topic.settings = settings.changed(name=topic.settings.name)
         topic.inbox.reconfigure(inbox_settings(topic.settings))
@@ -168,7 +149,7 @@ class Catalog:
         return topic
 
     def delete_topic(self, path: str) -> None:
-        topic = self._existing_topic(path)
+        topic = existing(self.topic(path), path)
         for name in list(topic.subscriptions):
             self.delete_subscription(path, name)
         del self._topics[path.lower()]
@@ -177,7 +158,7 @@ class Catalog:
 
     def create_subscription(self, topic: str, settings: QueueSettings, rule: RuleSettings | None) -> Subscription:
         check_subscription_name(settings.name)
-        owner = self._existing_topic(topic)
+        owner = existing(self.topic(topic), topic)
         if settings.name.lower() in owner.subscriptions:
             raise _exists(f"{topic}/Subscriptions/{settings.name}")
         path = f"{owner.settings.name}/Subscriptions/{settings.name}"
@@ -230,8 +211,6 @@ class Catalog:
         self._keep_subscription(topic, subscription)
         return rule
 
-    # --- hubs ----------------------------------------------------------------------------------------
-
     def create_hub(self, settings: HubSettings) -> Hub:
         self._check_name_is_free(settings.name)
         now = self._clock()
@@ -241,13 +220,9 @@ class Catalog:
         return hub
 
     def delete_hub(self, path: str) -> None:
-        hub = self._hubs.pop(path.lower(), None)
-        if hub is None:
-            raise not_found(path)
+        hub = existing(self._hubs.pop(path.lower(), None), path)
         self._store.delete_entity(hub.id, ())
         self._on_delete(hub)
-
-    # --- persistence ---------------------------------------------------------------------------------
 
     def restore(self, row: EntityRow) -> None:
         """Recreate an entity from the store; its messages are inserted later."""
@@ -270,7 +245,7 @@ class Catalog:
             subscription.updated_at = row.updated
             for rule, created in rules:
                 subscription.rules[rule.name.lower()] = Rule(rule, created)
-            self._existing_topic(owner).subscriptions[subscription.name.lower()] = subscription
+            existing(self.topic(owner), owner).subscriptions[subscription.name.lower()] = subscription
 
     def _keep(self, kind: str, id: int, path: str, settings: Any, created: float, updated: float) -> None:
         self._store.put_entity(EntityRow(id, kind, path, dump_settings(settings), created, updated))
@@ -282,8 +257,6 @@ class Catalog:
         self._store.put_entity(
             EntityRow(queue.id, "subscription", queue.path, data, queue.created_at, queue.updated_at)
         )
-
-    # --- building ------------------------------------------------------------------------------------
 
     def _take_ids(self) -> int:
         id = self._next_id
@@ -325,8 +298,6 @@ class Catalog:
                 self._on_delete(each)
         self._store.delete_entity(queue.id, (queue.id, queue.id + 1, queue.id + 2))
 
-    # --- checks --------------------------------------------------------------------------------------
-
     def _check_name_is_free(self, path: str) -> None:
         if EntityPath.of(path) != EntityPath(path):
             raise BusError(
@@ -338,10 +309,7 @@ class Catalog:
             raise _exists(path)
 
     def _check_forwards(self, settings: QueueSettings, path: str) -> None:
-        """Raise `BusError` if a forwarding destination does not exist, or a queue with sessions cannot forward.
-
-        As on Azure, a queue with sessions can forward only if it is partitioned.
-        """
+        """Raise `BusError` if a forwarding destination is missing, or an unpartitioned queue with sessions forwards."""
         if settings.requires_session and settings.forward_to is not None and not settings.enable_partitioning:
             raise BusError(
                 bus_errors.INVALID_FIELD,
@@ -357,18 +325,9 @@ class Catalog:
                     f"The forwarding destination '{target}' of '{path}' does not exist in this namespace.",
                 )
 
-    def _existing_topic(self, path: str) -> Topic:
-        topic = self.topic(path)
-        if topic is None:
-            raise not_found(path)
-        return topic
-
     def _existing_subscription(self, topic: str, name: str) -> tuple[Topic, Subscription]:
-        owner = self._existing_topic(topic)
-        subscription = owner.subscriptions.get(name.lower())
-        if subscription is None:
-            raise not_found(f"{topic}/Subscriptions/{name}")
-        return owner, subscription
+        owner = existing(self.topic(topic), topic)
+        return owner, existing(owner.subscriptions.get(name.lower()), f"{topic}/Subscriptions/{name}")
 
 
 def _sub_queue_settings(settings: QueueSettings, forward: str | None) -> QueueSettings:
@@ -383,10 +342,7 @@ def _sub_queue_settings(settings: QueueSettings, forward: str | None) -> QueueSe
 
 
 def _exists(path: str) -> BusError:
-    return BusError(
-        bus_errors.ENTITY_EXISTS,
-        f"The messaging entity '{path}' already exists.",
-    )
+    return BusError(bus_errors.ENTITY_EXISTS, f"The messaging entity '{path}' already exists.")
 
 
 def _check_fixed(old: Any, new: Any) -> None:

@@ -67,10 +67,7 @@ class Forwarder:
                 self._add_copy(subscription.queue, message, copy, now, hops, edited=copy is not payload)
 
     def forward(self, queue: Queue, now: float) -> bool:
-        """Move a batch of a queue's messages to its forwarding destination.
-
-        Returns False if there was none, or if some could not be moved: the caller tries again later.
-        """
+        """Forward a batch of a queue's messages; return False if there was none, or some must be tried again later."""
         path = queue.settings.forward_to or ""
         target = self._broker.queue(path) or self._broker.topic(path)
         messages = queue.acquire_any(now, _BATCH)

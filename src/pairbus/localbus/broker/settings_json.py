@@ -29,7 +29,6 @@ _FILTERS: dict[str, type] = {
 
 
 def dump_settings(settings: Any) -> str:
-    """Return a settings object as JSON text."""
     return json.dumps(_plain(settings))
 
 

@@ -1,8 +1,7 @@
 """The stores of messages and entities: memory only, or a SQLite file that survives a kill.
 
-Changes are collected during one turn of the event loop and written in one transaction by `commit`; the server answers
-and delivers after it. Payloads beyond a fixed budget are only on disk and are read back when they are delivered, so
-that memory does not grow with the size of the queues.
+Changes are collected during one turn of the event loop and written in one transaction by `commit`. Payloads beyond a
+fixed budget are only on disk, so that memory does not grow with the size of the queues.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from pairbus.localbus.entities.hubs import Event
 from pairbus.localbus.entities.message import Draft, Message
@@ -47,24 +46,6 @@ class EntityRow(NamedTuple):
 
 class StoreError(Exception):
     """A store cannot be used; the text says why, and what to do."""
-
-
-class Store(Protocol):
-    """The port that the broker persists its changes through."""
-
-    def put(self, queue: int, next_sequence: int, message: Message) -> None: ...
-    def set_next_sequence(self, queue: int, next_sequence: int) -> None: ...
-    def set_state(self, message: Message, delivery_count: int) -> None: ...
-    def delete(self, message: Message) -> None: ...
-    def set_session(self, queue: int, session: str, state: bytes | None) -> None: ...
-    def add_to_history(self, queue: int, message_id: str, at: float) -> None: ...
-    def prune_history(self, queue: int, at: float) -> None: ...
-    def put_entity(self, row: EntityRow) -> None: ...
-    def delete_entity(self, id: int, queues: Iterable[int]) -> None: ...
-    def put_event(self, hub: int, partition: str, event: Event) -> None: ...
-    def payloads(self, messages: Sequence[Message]) -> list[bytes]: ...
-    def commit(self) -> None: ...
-    def close(self) -> None: ...
 
 
 class MemoryStore:
@@ -110,12 +91,9 @@ class SqliteStore:
             self._check_version(path)
             self._db.execute("COMMIT")
             self._highest = int(self._db.execute("SELECT COALESCE(MAX(id), 0) FROM messages").fetchone()[0])
-        except sqlite3.Error as error:
+        except (sqlite3.Error, StoreError) as error:
             self._db.close()
             raise _unusable(path, error) from None
-        except StoreError:
-            self._db.close()
-            raise
         self._budget = cache_bytes
         self._cached: dict[int, int] = {}
         self._cached_bytes = 0
@@ -135,8 +113,6 @@ class SqliteStore:
                 f"{path} was written by another version of localbus (schema {found}, this one reads "
                 f"{SCHEMA_VERSION}); name another file"
             )
-
-    # --- collecting changes --------------------------------------------------------------------------
 
     def put(self, queue: int, next_sequence: int, message: Message) -> None:
         self._new[message.id] = (queue, message)
@@ -186,13 +162,8 @@ class SqliteStore:
         row = (hub, partition, event.sequence, event.offset, event.enqueued_at, event.payload)
         self._other.append(("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)", row))
 
-    # --- writing -------------------------------------------------------------------------------------
-
     def commit(self) -> None:
-        """Write all collected changes in one transaction.
-
-        If that fails, none is written, now or later: further calls raise `StoreError`.
-        """
+        """Write all collected changes in one transaction; after a failure further calls raise `StoreError`."""
         if not (self._new or self._states or self._deleted or self._other or self._sequences):
             return
         if self._failed:
@@ -246,8 +217,6 @@ class SqliteStore:
                 self._cached_bytes += len(payload)
             else:
                 message.payload = None
-
-    # --- reading -------------------------------------------------------------------------------------
 
     def payloads(self, messages: Sequence[Message]) -> list[bytes]:
         missing = [m.id for m in messages if m.payload is None]
@@ -319,6 +288,10 @@ class SqliteStore:
         self._db.close()
 
 
+#: The stores that a broker can persist its changes through.
+Store = MemoryStore | SqliteStore
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     """Open a new file or a localbus store; raise `StoreError` for another program's, before any write to it."""
     try:
@@ -330,16 +303,15 @@ def _connect(path: Path) -> sqlite3.Connection:
         ours = "about" in tables and db.execute("SELECT 1 FROM about WHERE key = 'schema'").fetchone()
         if tables and not ours:
             raise StoreError(f"{path} is another program's database, not a localbus store; name another file")
-    except sqlite3.Error as error:
+    except (sqlite3.Error, StoreError) as error:
         db.close()
         raise _unusable(path, error) from None
-    except StoreError:
-        db.close()
-        raise
     return db
 
 
-def _unusable(path: Path, error: sqlite3.Error) -> StoreError:
+def _unusable(path: Path, error: sqlite3.Error | StoreError) -> StoreError:
+    if isinstance(error, StoreError):
+        return error
     if not isinstance(error, sqlite3.OperationalError):
         return StoreError(f"{path} is not a localbus store ({error}); name another file")
     hint = "is another localbus using it?" if "locked" in str(error) else "is the folder there and writable?"

@@ -31,7 +31,6 @@ class EntityUsage:
         parent.accessed_at = self._clock()
 
     def detach(self, queue: Queue) -> None:
-        """Note the end of a link on a queue."""
         parent = self._catalog.parent(queue)
         self._open_links[parent.id] = self._open_links.get(parent.id, 1) - 1
         if self._open_links[parent.id] <= 0:
@@ -61,5 +60,4 @@ class EntityUsage:
         return limit < FOREVER and not self._in_use(queue) and used + limit.total_seconds() <= now
 
     def _in_use(self, queue: Queue) -> bool:
-        """Return True if the queue has an open link or a scheduled message."""
         return bool(self._open_links.get(queue.id)) or queue.counts().scheduled > 0

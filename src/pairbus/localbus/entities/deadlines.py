@@ -10,11 +10,7 @@ _MIN_LIMIT = 1024
 
 
 class Deadlines:
-    """Deadlines with a key each, in order of time.
-
-    An entry is not removed when its message is settled, renewed or removed: `is_current` tells a stale entry from a
-    current one when its time comes.
-    """
+    """Deadlines with a key each, in order of time; `is_current` tells a stale entry when its time comes."""
 
     __slots__ = ("_heap", "_is_current", "_limit")
 

@@ -29,7 +29,6 @@ class DuplicateHistory:
         self._enqueued_at[message_id] = at
 
     def items(self) -> ItemsView[str, float]:
-        """Return the ids with their times."""
         return self._enqueued_at.items()
 
     def __len__(self) -> int:

@@ -9,40 +9,16 @@ from .message import Message
 
 
 class Effects(Protocol):
-    """Effects of a queue's state changes. The broker carries them out; tests record them.
+    """Effects of a state change of `queue` (a `Queue`), which the broker carries out and tests record."""
 
-    `queue` is the `Queue` that reports the effect.
-    """
-
-    def new_id(self) -> int:
-        """Return an id that no other message of the namespace has had."""
-
-    def stored(self, queue: Any, message: Message) -> None:
-        """Persist a message that was added, or whose payload was rewritten."""
-
-    def sequence_skipped(self, queue: Any) -> None:
-        """Persist the queue's next sequence number, since one was given to no message."""
-
-    def state_changed(self, message: Message, delivery_count: int) -> None:
-        """Persist a message's state and this delivery count."""
-
-    def removed(self, message: Message) -> None:
-        """Delete a message that has left its queue."""
-
-    def session_state(self, queue: Any, session: str, state: bytes | None) -> None:
-        """Persist a session's state; None deletes it."""
-
-    def id_recorded(self, queue: Any, message_id: str, at: float) -> None:
-        """Persist a message id of the duplicate history."""
-
-    def payloads(self, messages: Sequence[Message]) -> list[bytes]:
-        """Return the payload of each message, from memory or from disk."""
-
-    def ready(self, queue: Any) -> None:
-        """Schedule a delivery: the queue has messages to give out."""
-
-    def due(self, queue: Any, when: float) -> None:
-        """Schedule a call of the queue's `advance` at that time."""
-
-    def session_lost(self, queue: Any, session: str, owner: Any) -> None:
-        """Tell the owner of a session that its lock has expired."""
+    def new_id(self) -> int: ...  # that no other message of the namespace has had
+    def stored(self, queue: Any, message: Message) -> None: ...  # added, or its payload was rewritten
+    def sequence_skipped(self, queue: Any) -> None: ...  # a sequence number was given to no message
+    def state_changed(self, message: Message, delivery_count: int) -> None: ...
+    def removed(self, message: Message) -> None: ...
+    def session_state(self, queue: Any, session: str, state: bytes | None) -> None: ...
+    def id_recorded(self, queue: Any, message_id: str, at: float) -> None: ...  # in the duplicate history
+    def payloads(self, messages: Sequence[Message]) -> list[bytes]: ...
+    def ready(self, queue: Any) -> None: ...  # it has messages to give out
+    def due(self, queue: Any, when: float) -> None: ...  # for a call of its `advance`
+    def session_lost(self, queue: Any, session: str, owner: Any) -> None: ...

@@ -23,11 +23,7 @@ class Event(NamedTuple):
     payload: bytes
 
     def delivered(self, newest: Event | None = None, now: float = 0.0) -> bytes:
-        """Return the encoded event for a consumer: as it was sent, with its position as annotations.
-
-        Give the partition's `newest` event for a consumer that tracks the last enqueued event: its position is added
-        as delivery annotations, retrieved at `now`.
-        """
+        """Return the encoded event with its position as annotations, and that of the partition's `newest` if given."""
         position = {
             "x-opt-sequence-number": b"\x81" + self.sequence.to_bytes(8, "big"),
             "x-opt-offset": encode(str(self.offset)),
@@ -80,7 +76,6 @@ class Hub:
         return [p.id for p in self.partitions]
 
     def partition(self, id: str) -> Partition:
-        """Return the partition of that id; raise `BusError` if the hub has none."""
         for partition in self.partitions:
             if partition.id == id:
                 return partition

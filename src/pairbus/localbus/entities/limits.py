@@ -1,7 +1,4 @@
-"""The service's limits for one message and for one session's state.
-
-Only limits that are certain are enforced: see "Where it differs" in `docs/localbus.md`.
-"""
+"""The service's limits that are certain, for one message and for one session's state."""
 
 from __future__ import annotations
 
@@ -40,8 +37,7 @@ def check_state(state: bytes | None) -> None:
     """Raise `BusError` if a session state is too large."""
     if state is not None and len(state) > MAX_STATE_BYTES:
         raise BusError(
-            bus_errors.ARGUMENT_ERROR,
-            f"The session state has {len(state)} bytes; the limit is {MAX_STATE_BYTES}.",
+            bus_errors.ARGUMENT_ERROR, f"The session state has {len(state)} bytes; the limit is {MAX_STATE_BYTES}."
         )
 
 

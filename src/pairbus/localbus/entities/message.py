@@ -1,8 +1,4 @@
-"""A message in the broker: the bytes that were sent, and the few properties that the broker owns.
-
-`read_message` parses an encoded message once, when it arrives; `Message.delivered` encodes it for a receiver. All
-sections from the properties on are kept as the bytes that were sent.
-"""
+"""A message in the broker: the bytes that were sent, and the few properties that the broker owns."""
 
 from __future__ import annotations
 
@@ -71,22 +67,9 @@ class Message:
     """One message of one queue. `payload` is None while its bytes are only on disk."""
 
     __slots__ = (
-        "delivery_count",
-        "enqueue_sequence",
-        "enqueued_at",
-        "expires_at",
-        "hops",
-        "id",
-        "lock",
-        "payload",
-        "scheduled_at",
-        "sequence",
-        "session_id",
-        "size",
-        "source",
-        "state",
-        "time_to_live",
-    )
+        "delivery_count", "enqueue_sequence", "enqueued_at", "expires_at", "hops", "id", "lock", "payload",
+        "scheduled_at", "sequence", "session_id", "size", "source", "state", "time_to_live",
+    )  # fmt: skip
 
     def __init__(self, id: int, sequence: int, enqueued_at: float, draft: Draft) -> None:
         self.id = id
@@ -106,10 +89,7 @@ class Message:
         self.payload: bytes | None = draft.payload
 
     def delivered(self, payload: bytes, token: bytes | None = None, locked_until: float = 0.0) -> bytes:
-        """Return the encoded message for a receiver: the broker's header and annotations, the rest as sent.
-
-        `token` is the lock token in network order; without it the message is not locked.
-        """
+        """Return the encoded message for a receiver, with the lock's `token` (in network order) if it is locked."""
         header, annotations, items, delivery_annotations = PREFIX.unpack_from(payload)
         at = PREFIX.size + header
         count = self.delivery_count
@@ -171,11 +151,7 @@ _code = attrgetter("code")
 
 
 def read_message(raw: bytes, *, identify: bool = True) -> Draft:
-    """Parse an encoded message into a draft.
-
-    A message without an id gets a random one if `identify` is set; the service leaves events without an id.
-    Raises `AmqpDecodeError` if the broker could not process the message.
-    """
+    """Parse an encoded message into a draft; give it a random id if it has none and `identify` is set."""
     header, annotations, items, delivery_annotations = NO_HEADER, b"", 0, b""
     draft = Draft(b"", len(raw))
     properties: sections.Section | None = None

@@ -55,8 +55,6 @@ class MessageStore:
         #: The service does not count deliveries in a dead-letter queue.
         self._delivery_increment = 0 if dead_letters is None else 1
 
-    # --- adding ----------------------------------------------------------------------------------------
-
     def enqueue(self, draft: Draft, now: float) -> Message | None:
         """Add a message; return None if duplicate detection drops it."""
         if self.settings.requires_duplicate_detection and self.is_duplicate(draft.message_id, now):
@@ -135,8 +133,6 @@ class MessageStore:
         """Add an id to the duplicate history that was read from the store."""
         self.history.record(message_id, at)
 
-    # --- delivering ------------------------------------------------------------------------------------
-
     def acquire(
         self,
         now: float,
@@ -147,11 +143,7 @@ class MessageStore:
         delete: bool = False,
         max_bytes: float = NEVER,
     ) -> list[Message]:
-        """Take ready messages in order, of one session if it is given.
-
-        Each is locked for `owner`, or removed if `delete` is set. At most `limit` are taken; the message that reaches
-        `max_bytes` in all is the last one.
-        """
+        """Take up to `limit` ready messages, of one session if given; lock them, or remove them if `delete` is set."""
         ready = self._ready if session is None else session.ready
         taken: list[Message] = []
         remaining = max_bytes
@@ -182,7 +174,6 @@ class MessageStore:
         return []
 
     def has_ready(self, session: Session | None = None) -> bool:
-        """Return True if there is a ready message, in that session if one is given."""
         return (self._ready if session is None else session.ready).head() is not None
 
     def _lock(self, taken: Sequence[Message], now: float, owner: Any, session: Session | None) -> None:
@@ -208,10 +199,7 @@ class MessageStore:
         message = self._locks.get(tag)
         if message is None or message.lock.end <= now:
             if self.sessions is not None:
-                raise BusError(
-                    bus_errors.SESSION_LOCK_LOST,
-                    "The session lock has expired on the MessageSession. Accept a new MessageSession.",
-                )
+                raise bus_errors.session_lock_lost()
             raise BusError(
                 bus_errors.MESSAGE_LOCK_LOST,
                 "The lock supplied is invalid. Either the lock expired, or the message has already been removed "
@@ -238,10 +226,7 @@ class MessageStore:
         self.unlock(message)
         self._remove(message)
 
-    # --- settling --------------------------------------------------------------------------------------
-
     def complete(self, tag: bytes, now: float) -> None:
-        """Remove a locked message."""
         message = self.locked(tag, now)
         self.unlock(message)
         self._remove(message)
@@ -300,7 +285,6 @@ class MessageStore:
         self._effects.stored(self, message)
 
     def _give_back(self, message: Message, now: float, *, counted: bool) -> None:
-        """End a lock without removing the message."""
         self.unlock(message)
         if counted:
             message.delivery_count += self._delivery_increment
@@ -331,14 +315,8 @@ class MessageStore:
             self.sessions.remove_if_idle(session)
         self._effects.removed(message)
 
-    # --- dead-lettering --------------------------------------------------------------------------------
-
     def move_to_dead_letters(
-        self,
-        message: Message,
-        reason: str | None,
-        description: str | None,
-        properties: dict[str, Any] | None = None,
+        self, message: Message, reason: str | None, description: str | None, properties: dict[str, Any] | None = None
     ) -> None:
         """Move an unlocked message to the dead-letter queue; in a dead-letter queue, put it back instead."""
         if self.dead_letters is None:
@@ -382,12 +360,8 @@ class MessageStore:
         """Move a message that has reached the maximum delivery count to the dead-letter queue."""
         limit = self.settings.max_delivery_count
         self.move_to_dead_letters(
-            message,
-            "MaxDeliveryCountExceeded",
-            f"Message could not be consumed after {limit} delivery attempts.",
+            message, "MaxDeliveryCountExceeded", f"Message could not be consumed after {limit} delivery attempts."
         )
-
-    # --- deadlines -------------------------------------------------------------------------------------
 
     def request_advance(self, when: float) -> None:
         """Request a call of `advance` at that time, unless an earlier one is requested already."""
@@ -408,7 +382,6 @@ class MessageStore:
         return message is not None and message.state == SCHEDULED
 
     def _expire(self, message: Message, now: float) -> None:
-        """Remove or dead-letter an expired message, as the queue's settings say."""
         if self.settings.dead_lettering_on_message_expiration and self.dead_letters is not None:
             self.move_to_dead_letters(message, "TTLExpiredException", "The message expired and was dead lettered.")
         else:

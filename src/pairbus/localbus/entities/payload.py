@@ -1,8 +1,7 @@
 """A payload: one message's sent bytes, split into parts and packed into one byte string.
 
-The parts are the header fields (without delivery-count), the sender's message annotations, its delivery annotations
-(rarely any) and the *bare* rest (properties, application properties, body, footer). A message is stored, cached and
-delivered in this form without being parsed again. An edit changes the fields that it names and no other byte.
+The *bare* part is properties, application properties, body and footer. A message is stored, cached and delivered in
+this form without being parsed again. An edit changes the fields that it names and no other byte.
 """
 
 from __future__ import annotations
@@ -23,11 +22,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a payload.
-
-    `annotations` holds encoded keys and values, and `items` counts both. `delivery_annotations` is an encoded map, or
-    empty.
-    """
+    """The parts of a payload; `annotations` holds encoded keys and values, and `items` counts both."""
 
     header: bytes
     annotations: bytes
@@ -106,10 +101,7 @@ class Parts:
     def with_properties(
         self, fields: Mapping[int, bytes] | None = None, application: Mapping[str, bytes | None] | None = None
     ) -> Parts:
-        """Return a copy with fields of the properties section and application properties set.
-
-        All values are encoded; None removes an application property.
-        """
+        """Return a copy with encoded properties and application properties set; None removes one of the latter."""
         found = {s.code: s for s in sections.split(self.bare)}
         properties = found.get(sections.PROPERTIES)
         custom = found.get(sections.APPLICATION_PROPERTIES)
@@ -128,11 +120,11 @@ class Parts:
 
 
 def _listed(header: bytes) -> bytes:
-    """Encode the four header fields as a list."""
     return bytes((0xC0, len(header) + 1, 4)) + header
 
 
-_SYSTEM = {
+#: System property, as SQL names it in lower case -> its position among the properties.
+SYSTEM_FIELDS = {
     "messageid": sections.MESSAGE_ID,
     "to": sections.TO,
     "label": sections.SUBJECT,
@@ -182,10 +174,7 @@ def _readable(raw: bytes, pos: int) -> Any:
 
 
 class MessageView:
-    """The properties of a message that rules read: system and application properties, decoded once.
-
-    `facts` are system properties that the broker knows better than the message's sender.
-    """
+    """The properties that rules read, decoded once; `facts` are those that the broker knows better than the sender."""
 
     def __init__(self, payload: bytes, facts: Mapping[str, object] | None = None) -> None:
         parts = Parts.of(payload)
@@ -212,7 +201,7 @@ class MessageView:
 
     def _read_properties(self, bare: bytes, value: int) -> None:
         spans = sections.fields(bare, value)
-        for name, index in _SYSTEM.items():
+        for name, index in SYSTEM_FIELDS.items():
             if index < len(spans):
                 found = _readable(bare, spans[index][0])
                 if found is not None:

@@ -1,7 +1,6 @@
 """One queue: its messages, its sessions, and the work that becomes due with time.
 
-A subscription, a dead-letter queue and a topic's inbox are queues too. A queue reports through `Effects` what has to
-be persisted or scheduled; the broker carries it out.
+A subscription, a dead-letter queue and a topic's inbox are queues too. The broker carries out a queue's `Effects`.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ class Queue(MessageStore):
         self.dead_letters: Queue | None = dead_letters
         self.transfer_dead_letters: Queue | None = None
 
-    # --- access by sequence number -----------------------------------------------------------------------
-
     def peek(self, start: int, limit: int, session: str | None = None) -> list[Message]:
         """Return messages from a sequence number on, in any state, without locking them."""
         return list(islice(self._messages_from(start, session), limit))
@@ -61,11 +58,7 @@ class Queue(MessageStore):
         delete: bool = False,
         max_bytes: float = NEVER,
     ) -> list[Message]:
-        """Lock deferred messages by their sequence numbers, or remove them if `delete` is set.
-
-        Raises `BusError`, and takes none, if one of them does not exist or is not deferred, or if several of them
-        have more than `max_bytes` together.
-        """
+        """Lock deferred messages, or remove them if `delete` is set; if one is missing, raise `BusError` instead."""
         found = []
         for sequence in dict.fromkeys(sequences):  # a number may be given twice
             message = self.messages.get(sequence)
@@ -96,11 +89,7 @@ class Queue(MessageStore):
         return found
 
     def delete_oldest(self, limit: int, before: float = NEVER, session: str | None = None) -> int:
-        """Remove up to `limit` active messages, lowest sequence numbers first; return the number removed.
-
-        Only messages that were enqueued `before` that time (in milliseconds) are removed. Locked messages stay, and
-        so do the messages of locked sessions, except for the session that is given.
-        """
+        """Remove up to `limit` unlocked active messages enqueued `before` a time in ms; return the number removed."""
         removable = (
             message
             for message in self._messages_from(0, session)
@@ -156,13 +145,8 @@ class Queue(MessageStore):
             size += self.transfer_dead_letters._own_size
         return size
 
-    # --- sessions --------------------------------------------------------------------------------------
-
     def accept_session(self, id: str | None, owner: Any, now: float) -> Session | None:
-        """Lock the session of that id, or the next unlocked session with a ready message if `id` is None.
-
-        Returns None if there is no such session. Raises `BusError` if the given session is locked.
-        """
+        """Lock and return the session of that id, or the next free one with a ready message if `id` is None."""
         table = self._session_table()
         if id is None:
             session = table.next_free()
@@ -204,14 +188,10 @@ class Queue(MessageStore):
         """Return a locked session; raise `BusError` if its lock has ended."""
         session = self._session_table().get(id)
         if session is None or session.owner is None or session.until <= now:
-            raise BusError(
-                bus_errors.SESSION_LOCK_LOST,
-                "The session lock has expired on the MessageSession. Accept a new MessageSession.",
-            )
+            raise bus_errors.session_lock_lost()
         return session
 
     def set_session_state(self, id: str, state: bytes | None, now: float) -> None:
-        """Set or (None) clear the state of a locked session."""
         session = self.held_session(id, now)
         check_state(state)
         session.state, session.state_at = state, now
@@ -246,13 +226,8 @@ class Queue(MessageStore):
         if self.sessions.offer(session):
             self._effects.ready(self)
 
-    # --- time ------------------------------------------------------------------------------------------
-
     def advance(self, now: float) -> None:
-        """End expired locks, activate scheduled messages and remove expired ones.
-
-        A call handles a limited number and requests the next call for the rest.
-        """
+        """End expired locks, activate scheduled messages and remove expired ones; later calls do what is left."""
         self._next_advance = NEVER
         for tag in islice(self._lock_ends.due(now), _ADVANCE_LIMIT):
             self._give_back(self._locks[tag], now, counted=True)

@@ -1,7 +1,4 @@
-"""Sessions of one queue: the ready messages, the lock and the state of each.
-
-Pure: the time is an argument of every call. The queue owns the messages; a session only orders them.
-"""
+"""Sessions of one queue: the ready messages, the lock and the state of each. Pure: every call is given the time."""
 
 from __future__ import annotations
 
@@ -19,10 +16,7 @@ _COMPACT_AT = 1000
 
 
 class ReadyList:
-    """Messages that can be delivered, in order of their sequence numbers, those that were given back included.
-
-    A message that is locked or removed by another way than `pop` stays in the list and is skipped when it is reached.
-    """
+    """Messages that can be delivered, in order; one that is locked or removed elsewhere stays until it is reached."""
 
     __slots__ = ("_fresh", "_returned", "_stale")
 
@@ -77,10 +71,7 @@ def _is_ready(message: Message) -> bool:
 
 
 class Session:
-    """One session: all its messages, those that are ready or locked, its lock and its state.
-
-    `messages` is in order of sequence numbers, because a queue's numbers only grow.
-    """
+    """One session: its messages in order, those that are ready or locked, its lock and its state."""
 
     __slots__ = ("id", "locked", "messages", "owner", "ready", "state", "state_at", "until")
 
@@ -169,7 +160,6 @@ class SessionTable:
         return [self._sessions[id] for id in self._lock_ends.due(now)]
 
     def next_expiry(self) -> float:
-        """Return the time at which the next lock may expire."""
         return self._lock_ends.next()
 
     def _is_lock_end(self, when: float, id: str) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
-from pairbus.domain.amqp import sections
 from pairbus.domain.amqp.codec import Long, Symbol, Timestamp, UInt, encode
 from pairbus.domain.sqlfilter import Edit, SqlAction, SqlSyntaxError, parse_action, parse_filter
 from pairbus.domain.sqlfilter.properties import user_value
 from pairbus.localbus.bus_errors import INVALID_FIELD, BusError
 from pairbus.localbus.settings import (
+    CORRELATION_TEXTS,
     FOREVER,
     CorrelationFilter,
     Counts,
@@ -24,21 +24,10 @@ from pairbus.localbus.settings import (
 )
 
 from .message import Message
-from .payload import MessageView, Parts, encode_plain
+from .payload import SYSTEM_FIELDS, MessageView, Parts, encode_plain
 from .queues import Queue
 
 Matcher = Callable[[MessageView], bool]
-
-_FIELDS = {
-    "messageid": sections.MESSAGE_ID,
-    "to": sections.TO,
-    "label": sections.SUBJECT,
-    "replyto": sections.REPLY_TO,
-    "correlationid": sections.CORRELATION_ID,
-    "contenttype": sections.CONTENT_TYPE,
-    "sessionid": sections.GROUP_ID,
-    "replytosessionid": sections.REPLY_TO_GROUP_ID,
-}
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -76,17 +65,8 @@ def compile_filter(chosen: RuleFilter) -> Matcher:
 
 
 def _correlation(chosen: CorrelationFilter) -> Matcher:
-    system = {
-        "correlationid": chosen.correlation_id,
-        "messageid": chosen.message_id,
-        "to": chosen.to,
-        "replyto": chosen.reply_to,
-        "label": chosen.label,
-        "sessionid": chosen.session_id,
-        "replytosessionid": chosen.reply_to_session_id,
-        "contenttype": chosen.content_type,
-    }
-    required = {name: value for name, value in system.items() if value is not None}
+    texts = {name.replace("_", ""): getattr(chosen, name) for name in CORRELATION_TEXTS}
+    required = {name: value for name, value in texts.items() if value is not None}
     user = dict(chosen.properties)
 
     def matches(view: MessageView) -> bool:
@@ -125,10 +105,7 @@ def view_of(message: Message, payload: bytes) -> MessageView:
 
 
 def _moment(seconds: float) -> datetime:
-    """Convert a time of the broker to a datetime, in whole milliseconds as receivers see it.
-
-    The expiry of a long-lived message can lie beyond the calendar's end.
-    """
+    """Convert a time of the broker to a datetime, in whole milliseconds as receivers see it."""
     try:
         return _EPOCH + timedelta(milliseconds=int(seconds * 1000))
     except OverflowError:
@@ -145,11 +122,11 @@ def apply_edits(payload: bytes, edits: tuple[Edit, ...]) -> bytes:
             # Integers of the service's SQL have 64 bits.
             wide = Long(edit.value) if type(edit.value) is int else edit.value
             application[edit.name] = None if edit.remove else encode_plain(wide)
-        elif edit.name in _FIELDS:
+        elif edit.name in SYSTEM_FIELDS:
             value = None if edit.value is None else str(edit.value)
             if edit.name == "contenttype" and value is not None:
                 value = Symbol(value) if value.isascii() else value
-            fields[_FIELDS[edit.name]] = encode(value)
+            fields[SYSTEM_FIELDS[edit.name]] = encode(value)
         elif edit.name == "timetolive" and isinstance(edit.value, timedelta):
             milliseconds = min(max(round(edit.value.total_seconds() * 1000), 0), 2**32 - 1)
             parts = parts.with_time_to_live(encode(UInt(milliseconds)))
@@ -192,10 +169,7 @@ class Subscription:
         return len(self.rules) == 1 and all(r.matches_all and r.action is None for r in self.rules.values())
 
     def copies(self, payload: bytes, view: MessageView | None) -> list[bytes]:
-        """Return the copies for this subscription: one for all matching rules without an action, one for each with one.
-
-        Without a view every message matches.
-        """
+        """Return one copy for all matching rules without an action, one for each with one; all match without a view."""
         if view is None:
             return [payload]
         edited, unchanged = [], False

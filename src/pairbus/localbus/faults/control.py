@@ -109,7 +109,6 @@ class FaultControl:
                     handler.detach(error)
 
     def _recover(self) -> None:
-        """Serve the clients again that a fault has left without answers, after its end."""
         for connection in list(self._connections):
             connection.recover()
         self._schedule()

@@ -1,7 +1,4 @@
-"""Faults that can be set at run time: failures of the real service, on demand.
-
-Pure: rules in, decisions out. A rule has a kind, an entity or all (`*`), and how long or how often it applies.
-"""
+"""Faults that can be set at run time: failures of the real service, on demand. Pure: rules in, decisions out."""
 
 from __future__ import annotations
 
@@ -80,11 +77,7 @@ class Fault:
 
 @dataclass
 class Decision:
-    """The effect of all faults on one operation.
-
-    `error` refuses it, `swallow` ignores it and its answer, `no_reply` carries it out without an answer. `latency` is
-    added in each direction, `reply_delay` to the answer alone.
-    """
+    """The effect of all faults on one operation; `latency` counts in each direction, `reply_delay` for the answer."""
 
     error: BusError | None = None
     swallow: bool = False
@@ -107,8 +100,6 @@ class Faults:
     _applicable: dict[tuple[str, tuple[str, ...]], list[Fault]] = field(default_factory=dict)
     #: The decision for a settlement that only has latency, shared and never changed.
     _latency_only: Decision = field(default_factory=Decision)
-
-    # --- setting faults --------------------------------------------------------------------------------
 
     def read(self, request: dict[str, Any]) -> Fault:
         """Return a fault from its JSON description without setting it; raise `FaultError` for any mistake."""
@@ -140,7 +131,6 @@ class Faults:
         return Fault(next(self._ids), kind, entity.strip("/").lower(), parameters, count, until)
 
     def add(self, fault: Fault) -> Fault:
-        """Set a fault; return it."""
         self._faults[fault.id] = fault
         self._applicable.clear()
         self.active = True
@@ -159,11 +149,8 @@ class Faults:
         self.active = False
 
     def listed(self) -> list[dict[str, Any]]:
-        """Return the descriptions of the faults that have not ended."""
         now = self.clock()
         return [fault.describe() for fault in self._faults.values() if not fault.has_ended(now)]
-
-    # --- decisions -------------------------------------------------------------------------------------
 
     def _for(self, path: str, *kinds: str) -> list[Fault]:
         found = self._applicable.get((path, kinds))
@@ -186,7 +173,6 @@ class Faults:
         return False
 
     def _occurs(self, fault: Fault) -> bool:
-        """Return True if a fault happens this time; count the occurrence."""
         if self.chance() >= fault.parameters.get("rate", 1.0):
             return False
         if fault.count is not None:
@@ -199,10 +185,7 @@ class Faults:
             return None
         for fault in self._for(path, "unavailable", "busy"):
             if self._occurs(fault):
-                if fault.kind == "busy":
-                    return _busy(path)
-                condition = fault.parameters["condition"] or bus_errors.INTERNAL_ERROR
-                return BusError(condition, f"The entity '{path}' is unavailable (a fault set on localbus).")
+                return _refusal(fault, path)
         return None
 
     def on_request(self, path: str, operation: str) -> Decision:
@@ -225,11 +208,10 @@ class Faults:
             elif kind in ("lost-settle", "lost-accept"):
                 decision.no_reply = True
             else:
-                decision.error = _lock_lost("session" in operation) if kind == "lock-lost" else _send_error(fault, path)
+                decision.error = _lock_lost("session" in operation) if kind == "lock-lost" else _refusal(fault, path)
         return decision
 
     def on_send(self, path: str) -> Decision:
-        """Decide on a sent message."""
         decision = Decision(latency=self.latency(path))
         for fault in self._for(
             path, "black-hole", "reject", "busy", "internal-error", "quota", "lost-accept", "unavailable"
@@ -240,7 +222,7 @@ class Faults:
                 if fault.kind == "lost-accept":
                     decision.no_reply = True
                 else:
-                    decision.error = _send_error(fault, path)
+                    decision.error = _refusal(fault, path)
         return decision
 
     def drops(self, path: str, messages: int) -> bool:
@@ -255,7 +237,6 @@ class Faults:
         return dropped
 
     def on_settle(self, path: str, *, session: bool = False) -> Decision:
-        """Decide on a settlement."""
         latency = self.latency(path)
         found = self._for(path, "black-hole", "lock-lost", "late-settle", "lost-settle")
         if not found:  # the case of every message while only latency is set
@@ -300,10 +281,7 @@ class Faults:
 
 
 def covers(entity: str, path: str) -> bool:
-    """Return True if a path is an entity's own: the entity, a subscription, a sub-queue or their `$management`.
-
-    `orders/archive` is another entity than `orders`. Partitions and consumer groups have their hub's path.
-    """
+    """Return True if a path is an entity's own: the entity, a subscription, a sub-queue or their `$management`."""
     entity, path = entity.lower(), path.lower()
     return path.startswith(entity) and _PART.fullmatch(path, len(entity)) is not None
 
@@ -342,17 +320,13 @@ def _lock_lost(session: bool) -> BusError:
     return BusError(bus_errors.MESSAGE_LOCK_LOST, "The lock supplied is invalid (a fault set on localbus).")
 
 
-def _busy(path: str) -> BusError:
-    return BusError(
-        bus_errors.SERVER_BUSY,
-        f"The request was terminated because the entity '{path}' is being throttled. Error code: 50009. Please "
-        "wait 10 seconds and try again.",
-    )
-
-
-def _send_error(fault: Fault, path: str) -> BusError:
+def _refusal(fault: Fault, path: str) -> BusError:
     if fault.kind == "busy":
-        return _busy(path)
+        return BusError(
+            bus_errors.SERVER_BUSY,
+            f"The request was terminated because the entity '{path}' is being throttled. Error code: 50009. Please "
+            "wait 10 seconds and try again.",
+        )
     if fault.kind == "quota":
         return BusError(
             bus_errors.RESOURCE_LIMIT_EXCEEDED,

@@ -8,10 +8,7 @@ from collections.abc import Callable
 
 
 class LatencyPipe:
-    """Data on its way in one direction.
-
-    Without latency it is delivered at once, unless earlier data is still on its way.
-    """
+    """Data on its way in one direction, delivered in order; at once if there is no latency and nothing on its way."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -38,7 +35,6 @@ class LatencyPipe:
             self._deliver_one()
 
     def discard(self) -> None:
-        """Drop everything on its way."""
         self._waiting.clear()
         self.size = 0
 

@@ -8,9 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
+from pairbus.localbus.broker.broker import Broker
+from pairbus.localbus.entities.hubs import Hub
+from pairbus.localbus.entities.queues import Queue
+from pairbus.localbus.entities.topics import Rule, Subscription, Topic
+
 from .atom_rules import write_rule
-from .broker_interface import Broker, Hub, Queue, Rule, Subscription, Topic
-from .descriptions import HUB, QUEUE, SUBSCRIPTION, TOPIC, RequestContext, write_settings
+from .descriptions import HUB, QUEUE, SUBSCRIPTION, TOPIC, ElementTable, RequestContext, write_settings
 from .xml_values import XSI, element, escape_attribute, escape_text, invalid_request, parse_xml, write_time
 
 ATOM = "http://www.w3.org/2005/Atom"
@@ -20,13 +24,7 @@ ENTRY = "application/atom+xml;type=entry;charset=utf-8"
 FEED = "application/atom+xml;type=feed;charset=utf-8"
 
 DESCRIPTIONS = frozenset(
-    (
-        "QueueDescription",
-        "TopicDescription",
-        "SubscriptionDescription",
-        "RuleDescription",
-        "EventHubDescription",
-    )
+    ("QueueDescription", "TopicDescription", "SubscriptionDescription", "RuleDescription", "EventHubDescription")
 )
 
 
@@ -71,30 +69,30 @@ class Entry:
         )
 
 
+def _named_entry(tag: str, table: ElementTable, entity: Queue | Topic | Hub, context: RequestContext) -> Entry:
+    name = entity.settings.name
+    description = _description(tag, write_settings(entity, table, context))
+    return Entry(name, name, description, entity.created_at, entity.updated_at, context.namespace)
+
+
 def queue_entry(queue: Queue, context: RequestContext) -> Entry:
-    """Return a queue's entry."""
-    name = queue.settings.name
-    description = _description("QueueDescription", write_settings(queue, QUEUE, context))
-    return Entry(name, name, description, queue.created_at, queue.updated_at, context.namespace)
+    return _named_entry("QueueDescription", QUEUE, queue, context)
 
 
 def topic_entry(topic: Topic, context: RequestContext) -> Entry:
-    """Return a topic's entry."""
-    name = topic.settings.name
-    description = _description("TopicDescription", write_settings(topic, TOPIC, context))
-    return Entry(name, name, description, topic.created_at, topic.updated_at, context.namespace)
+    return _named_entry("TopicDescription", TOPIC, topic, context)
+
+
+def hub_entry(hub: Hub, context: RequestContext) -> Entry:
+    return _named_entry("EventHubDescription", HUB, hub, context)
 
 
 def short_name(subscription: Subscription) -> str:
-    """Return a subscription's name without its topic."""
     return subscription.settings.name.rsplit("/", 1)[-1]
 
 
 def subscription_entry(topic: Topic, subscription: Subscription, context: RequestContext) -> Entry:
-    """Return a subscription's entry.
-
-    `Subscriptions` and `Rules` are capitalized in ids: the JavaScript client looks for them there.
-    """
+    """Return a subscription's entry; the JavaScript client looks for `Subscriptions` in its id, capitalized."""
     name = short_name(subscription)
     path = f"{topic.settings.name}/Subscriptions/{name}"
     description = _description("SubscriptionDescription", write_settings(subscription, SUBSCRIPTION, context))
@@ -102,21 +100,12 @@ def subscription_entry(topic: Topic, subscription: Subscription, context: Reques
 
 
 def rule_entry(topic: Topic, subscription: Subscription, rule: Rule) -> Entry:
-    """Return a rule's entry."""
     name = rule.settings.name
     path = f"{topic.settings.name}/Subscriptions/{short_name(subscription)}/Rules/{name}"
     return Entry(path, name, _description("RuleDescription", write_rule(rule)), rule.created_at, rule.created_at)
 
 
-def hub_entry(hub: Hub, context: RequestContext) -> Entry:
-    """Return an event hub's entry."""
-    name = hub.settings.name
-    description = _description("EventHubDescription", write_settings(hub, HUB, context))
-    return Entry(name, name, description, hub.created_at, hub.created_at, context.namespace)
-
-
 def namespace_entry(broker: Broker, context: RequestContext) -> Entry:
-    """Return the namespace's own entry."""
     created = write_time(broker.created_at)
     content = (
         element("CreatedTime", created)

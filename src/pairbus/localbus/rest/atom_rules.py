@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 from xml.etree.ElementTree import Element
 
+from pairbus.localbus.entities.topics import Rule
 from pairbus.localbus.settings import (
+    CORRELATION_TEXTS,
     DEFAULT_RULE,
     CorrelationFilter,
     FalseFilter,
@@ -16,7 +18,6 @@ from pairbus.localbus.settings import (
     TrueFilter,
 )
 
-from .broker_interface import Rule
 from .xml_values import (
     child,
     element,
@@ -29,16 +30,8 @@ from .xml_values import (
     write_typed,
 )
 
-_CORRELATION = {
-    "CorrelationId": "correlation_id",
-    "MessageId": "message_id",
-    "To": "to",
-    "ReplyTo": "reply_to",
-    "Label": "label",
-    "SessionId": "session_id",
-    "ReplyToSessionId": "reply_to_session_id",
-    "ContentType": "content_type",
-}
+#: Tag, such as `ReplyTo` -> the field of a correlation filter.
+_CORRELATION = {name.title().replace("_", ""): name for name in CORRELATION_TEXTS}
 #: Types whose text is kept beside the value: Python has one width of integer, and six decimals of a second.
 _TYPES_KEPT_AS_TEXT = frozenset(("int", "long", "dateTime"))
 #: The compatibility level that the service reports for every SQL expression.
@@ -51,9 +44,7 @@ def read_rule(description: Element, name: str = "") -> RuleSettings:
     name = name or (text_of(own) if own is not None else "") or DEFAULT_RULE
     condition = child(description, "Filter")
     return RuleSettings(
-        name,
-        TrueFilter() if condition is None else _read_filter(condition),
-        _read_action(child(description, "Action")),
+        name, TrueFilter() if condition is None else _read_filter(condition), _read_action(child(description, "Action"))
     )
 
 

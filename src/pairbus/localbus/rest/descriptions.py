@@ -1,8 +1,4 @@
-"""Entity descriptions in the service's XML: read into settings, written from entities.
-
-Each kind of entity has one table of its elements, for reading and for writing. The order is that of the service's .NET
-contract, which some clients rely on.
-"""
+"""Entity descriptions in the service's XML: one table for each kind, for reading and writing, in .NET's order."""
 
 from __future__ import annotations
 
@@ -14,9 +10,11 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 from xml.etree.ElementTree import Element
 
+from pairbus.localbus.entities.hubs import Hub
+from pairbus.localbus.entities.queues import Queue
+from pairbus.localbus.entities.topics import Subscription, Topic
 from pairbus.localbus.settings import CorrelationFilter, Counts
 
-from .broker_interface import Hub, Queue, Topic
 from .xml_values import (
     child,
     element,
@@ -49,12 +47,10 @@ class RequestContext:
         return not self.version or self.version >= version
 
     def url(self, path: str) -> str:
-        """Return the URL of an entity."""
         query = f"?api-version={quote(self.version, safe='')}" if self.version else ""
         return f"https://{self.host}/{quote(path, safe=SAFE)}{query}"
 
     def forward(self, path: str) -> str:
-        """Return the URL of a forwarding destination."""
         return f"sb://{self.host}/{path}"
 
 
@@ -80,6 +76,10 @@ class ReadOnlyElement:
     write: Callable[[Any], str]
     since: str = ""
     attributes: str = ""
+
+
+#: The elements of one kind of entity.
+ElementTable = tuple[SettingElement | ReadOnlyElement, ...]
 
 
 def _duration(tag: str, field: str) -> SettingElement:
@@ -203,7 +203,7 @@ _MAX_MESSAGE_SIZE = _integer("MaxMessageSizeInKilobytes", "max_message_size_in_k
 _MESSAGE_COUNT = ReadOnlyElement("MessageCount", lambda e: str(e.counts().total))
 _SIZE = ReadOnlyElement("SizeInBytes", lambda e: str(e.size_in_bytes))
 
-QUEUE: tuple[SettingElement | ReadOnlyElement, ...] = (
+QUEUE: ElementTable = (
     _duration("LockDuration", "lock_duration"),
     _integer("MaxSizeInMegabytes", "max_size_in_megabytes"),
     _boolean("RequiresDuplicateDetection", "requires_duplicate_detection"),
@@ -230,7 +230,7 @@ QUEUE: tuple[SettingElement | ReadOnlyElement, ...] = (
     _MAX_MESSAGE_SIZE,
 )
 
-TOPIC: tuple[SettingElement | ReadOnlyElement, ...] = (
+TOPIC: ElementTable = (
     _TIME_TO_LIVE,
     _integer("MaxSizeInMegabytes", "max_size_in_megabytes"),
     _boolean("RequiresDuplicateDetection", "requires_duplicate_detection"),
@@ -255,7 +255,7 @@ TOPIC: tuple[SettingElement | ReadOnlyElement, ...] = (
     _MAX_MESSAGE_SIZE,
 )
 
-SUBSCRIPTION: tuple[SettingElement | ReadOnlyElement, ...] = (
+SUBSCRIPTION: ElementTable = (
     _duration("LockDuration", "lock_duration"),
     _boolean("RequiresSession", "requires_session"),
     _TIME_TO_LIVE,
@@ -275,7 +275,7 @@ SUBSCRIPTION: tuple[SettingElement | ReadOnlyElement, ...] = (
     _AVAILABLE,
 )
 
-HUB: tuple[SettingElement | ReadOnlyElement, ...] = (
+HUB: ElementTable = (
     ReadOnlyElement("MessageRetentionInDays", lambda _: "7"),
     ReadOnlyElement("Status", lambda _: "Active"),
     ReadOnlyElement("CreatedAt", lambda e: write_time(e.created_at)),
@@ -292,9 +292,7 @@ HUB: tuple[SettingElement | ReadOnlyElement, ...] = (
 _OPTIONAL = frozenset(("ForwardTo", "ForwardDeadLetteredMessagesTo", "UserMetadata"))
 
 
-def read_settings(
-    description: Element, table: Iterable[SettingElement | ReadOnlyElement], context: RequestContext
-) -> dict[str, Any]:
+def read_settings(description: Element, table: ElementTable, context: RequestContext) -> dict[str, Any]:
     """Return the settings in a description; unknown and read-only elements are skipped."""
     given: dict[str, Any] = {}
     for each in table:
@@ -313,7 +311,9 @@ def read_settings(
 
 
 def write_settings(
-    entity: Queue | Topic | Hub, table: Iterable[SettingElement | ReadOnlyElement], context: RequestContext
+    entity: Queue | Topic | Subscription | Hub,
+    table: Iterable[SettingElement | ReadOnlyElement],
+    context: RequestContext,
 ) -> str:
     """Return the elements of an entity that the request's API version has."""
     parts = []

@@ -16,7 +16,6 @@ _CONFLICT = "Conflict. You're requesting an operation that isn't allowed in the 
 
 
 def service_error(error: BusError, method: str, path: str, host: str, namespace: str) -> Response:
-    """Return a BusError as the service's response for this method and path."""
     now = datetime.fromtimestamp(time.time(), timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
     entity_path = EntityPath.of(path)
     if error.condition == UNAUTHORIZED:
@@ -24,8 +23,7 @@ def service_error(error: BusError, method: str, path: str, host: str, namespace:
     else:
         detail = _detail(error, method, entity_path, namespace)
     return error_response(
-        error.status,
-        f"{detail} TrackingId:{uuid.uuid4()}_G0, SystemTracker:{host}:{path}, Timestamp:{now}",
+        error.status, f"{detail} TrackingId:{uuid.uuid4()}_G0, SystemTracker:{host}:{path}, Timestamp:{now}"
     )
 
 

@@ -1,9 +1,4 @@
-"""HTTP/1.1 for the management API: one protocol object per connection.
-
-h11 has the state machine of HTTP. This module adds limits on headers and bodies, time limits for clients that stall,
-one request at a time with responses in order, no reading while a request is handled, and an error response to every
-invalid request that HTTP still allows one for.
-"""
+"""HTTP/1.1 for the management API: h11's state machine, with limits on sizes and times, one request at a time."""
 
 from __future__ import annotations
 
@@ -58,7 +53,6 @@ Upgrade = Callable[[Request], asyncio.Protocol | None]
 
 
 def error_response(status: int, detail: str) -> Response:
-    """Return an error as the service writes it."""
     body = f"<Error><Code>{status}</Code><Detail>{escape(detail)}</Detail></Error>"
     return Response(status, body.encode(), {"Content-Type": XML})
 
@@ -92,20 +86,7 @@ def _assemble(event: h11.Request, body: bytes) -> Request:
 
 
 class HttpProtocol(asyncio.Protocol):
-    """One connection: requests are handled one after another; no exception reaches the event loop.
-
-    A request whose handler has begun is finished even if its client disconnects.
-
-    Parameters
-    ----------
-    idle_timeout
-        Seconds that a client may take between requests, and to read a response.
-    request_timeout
-        Seconds that a client may take to send a whole request.
-    linger
-        Seconds for which the rest of a refused request is read and discarded: closing the socket at once would reset
-        it, and the client would lose the response.
-    """
+    """One connection; a request whose handler has begun is finished even if its client disconnects."""
 
     def __init__(
         self,
@@ -121,6 +102,7 @@ class HttpProtocol(asyncio.Protocol):
         self._upgrade = upgrade
         self._idle_timeout = idle_timeout
         self._request_timeout = request_timeout
+        # Reading on for a while: closing at once would reset the socket, and the client would lose the response.
         self._linger = linger
         self._max_body = max_body
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
@@ -133,8 +115,6 @@ class HttpProtocol(asyncio.Protocol):
         self._writable = True
         self._reading = True
         self._done = False
-
-    # asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -165,8 +145,6 @@ class HttpProtocol(asyncio.Protocol):
             self._advance()
         except Exception:
             self._abort_after_error()
-
-    # requests and responses
 
     def _advance(self) -> None:
         while self._task is None and self._writable and not self._done:
@@ -292,8 +270,6 @@ class HttpProtocol(asyncio.Protocol):
             self._refuse(408, "The request was not complete in time.")
         except Exception:
             self._abort_after_error()
-
-    # socket and timer
 
     def _write(self, data: bytes | None) -> None:
         if data and self._transport is not None:

@@ -1,8 +1,4 @@
-"""The management REST API: requests are routed to the broker, and its entities are returned as Atom documents.
-
-A change is committed before the response. Every BusError becomes a response in the service's words. The module has no
-sockets: requests come from `http`, entities from `broker_interface`.
-"""
+"""The management REST API: requests are routed to the broker, and its entities are returned as Atom documents."""
 
 from __future__ import annotations
 
@@ -12,12 +8,13 @@ from urllib.parse import quote
 from xml.etree.ElementTree import Element
 
 from pairbus.localbus.addresses import EntityPath
-from pairbus.localbus.bus_errors import ENTITY_EXISTS, NOT_ALLOWED, UNAUTHORIZED, BusError, not_found
-from pairbus.localbus.settings import HubSettings, QueueSettings, TopicSettings, check_path, check_subscription_name
+from pairbus.localbus.broker.broker import Broker
+from pairbus.localbus.bus_errors import NOT_ALLOWED, UNAUTHORIZED, BusError, existing, not_found
+from pairbus.localbus.entities.topics import Rule, Subscription
+from pairbus.localbus.settings import HubSettings, QueueSettings, TopicSettings
 
 from . import atom
 from .atom_rules import read_rule
-from .broker_interface import Broker, Rule, Subscription
 from .descriptions import HUB, QUEUE, SUBSCRIPTION, TOPIC, RequestContext, read_settings
 from .error_responses import service_error
 from .http import Handler, Request, Response
@@ -40,24 +37,10 @@ _IMMUTABLE = {
 
 
 class Management:
-    """Handles management requests.
-
-    Parameters
-    ----------
-    authorize
-        Called with the Authorization header, the path and the claim; raises a BusError.
-    commit
-        Returns when the changes are durable.
-    extra
-        Path prefix -> handler of further requests, which are authorized in the same way.
-    """
+    """Handles management requests; `extra` has further handlers by path prefix, authorized in the same way."""
 
     def __init__(
-        self,
-        broker: Broker,
-        authorize: Authorize,
-        commit: Commit,
-        extra: Mapping[str, Handler] | None = None,
+        self, broker: Broker, authorize: Authorize, commit: Commit, extra: Mapping[str, Handler] | None = None
     ) -> None:
         self._broker = broker
         self._authorize = authorize
@@ -98,8 +81,6 @@ class Management:
             return self._list_below(entity_path, request, context)
         return self._get(entity_path, context)
 
-    # GET
-
     def _has_no_entity(self, entity_path: EntityPath) -> bool:
         broker, path = self._broker, entity_path.entity
         below = entity_path.subscription or entity_path.listing or path.startswith("$")
@@ -114,9 +95,7 @@ class Management:
             subscription = self._subscription(entity_path)
             if not entity_path.rule:
                 return _entry(atom.subscription_entry(topic, subscription, context), context)
-            rule = _rule(subscription, entity_path.rule)
-            if rule is None:
-                raise not_found(entity_path.rule)
+            rule = existing(_rule(subscription, entity_path.rule), entity_path.rule)
             return _entry(atom.rule_entry(topic, subscription, rule), context)
         return self._entity(entity_path.entity, context) or _empty_feed()
 
@@ -154,11 +133,7 @@ class Management:
 
     def _subscription(self, entity_path: EntityPath) -> Subscription:
         found = self._broker.subscription(entity_path.entity, entity_path.subscription)
-        if found is None:
-            raise not_found(f"{entity_path.entity}/Subscriptions/{entity_path.subscription}")
-        return found
-
-    # PUT
+        return existing(found, f"{entity_path.entity}/Subscriptions/{entity_path.subscription}")
 
     async def _put(self, request: Request, entity_path: EntityPath, context: RequestContext) -> Response:
         """Create an entity, or with If-Match update it: settings that are left out get their defaults."""
@@ -183,52 +158,42 @@ class Management:
     def _put_queue(self, description: Element, path: str, update: bool, context: RequestContext) -> atom.Entry:
         given = read_settings(description, QUEUE, context)
         if update:
-            current = self._broker.queue(path)
-            if current is None:
-                raise not_found(path)
+            current = existing(self._broker.queue(path), path)
             settings = QueueSettings(current.settings.name, **_updated_fields(current.settings, given, "Queue"))
             self._check_forwards(settings)
             self._broker.update_queue(settings)
         else:
             settings = QueueSettings(path, **_created_fields(given))
             self._check_forwards(settings)
-            self._check_name_is_free(path)
             self._broker.create_queue(settings)
-        return atom.queue_entry(_required(self._broker.queue(path), path), context)
+        return atom.queue_entry(existing(self._broker.queue(path), path), context)
 
     def _put_topic(self, description: Element, path: str, update: bool, context: RequestContext) -> atom.Entry:
         given = read_settings(description, TOPIC, context)
         if update:
-            current = self._broker.topic(path)
-            if current is None:
-                raise not_found(path)
+            current = existing(self._broker.topic(path), path)
             settings = TopicSettings(current.settings.name, **_updated_fields(current.settings, given, "Topic"))
             self._broker.update_topic(settings)
         else:
             settings = TopicSettings(path, **_created_fields(given))
-            self._check_name_is_free(path)
             self._broker.create_topic(settings)
-        return atom.topic_entry(_required(self._broker.topic(path), path), context)
+        return atom.topic_entry(existing(self._broker.topic(path), path), context)
 
     def _put_hub(self, description: Element, path: str, update: bool, context: RequestContext) -> atom.Entry:
         given = read_settings(description, HUB, context)
         if update:
-            current = self._broker.hub(path)
-            if current is None:
-                raise not_found(path)
+            current = existing(self._broker.hub(path), path)
             # A hub has no setting that can be changed: this only checks the request.
             HubSettings(path, **_updated_fields(current.settings, given, "EventHub"))
         else:
-            settings = HubSettings(path, **given)
-            self._check_name_is_free(path)
-            self._broker.create_hub(settings)
-        return atom.hub_entry(_required(self._broker.hub(path), path), context)
+            self._broker.create_hub(HubSettings(path, **given))
+        return atom.hub_entry(existing(self._broker.hub(path), path), context)
 
     def _put_subscription(
         self, description: Element, entity_path: EntityPath, update: bool, context: RequestContext
     ) -> atom.Entry:
         given = read_settings(description, SUBSCRIPTION, context)
-        topic = _required(self._broker.topic(entity_path.entity), entity_path.entity)
+        topic = existing(self._broker.topic(entity_path.entity), entity_path.entity)
         if update:
             current = self._subscription(entity_path)
             fields = _updated_fields(current.settings, given, "Subscription")
@@ -236,11 +201,8 @@ class Management:
             self._check_forwards(settings)
             self._broker.update_subscription(topic.settings.name, settings)
         else:
-            check_subscription_name(entity_path.subscription)
             settings = QueueSettings(entity_path.subscription, **given)
             self._check_forwards(settings)
-            if self._broker.subscription(entity_path.entity, entity_path.subscription) is not None:
-                raise BusError(ENTITY_EXISTS, f"The subscription '{entity_path.subscription}' already exists.")
             rule = child(description, "DefaultRuleDescription")
             first = None if rule is None else read_rule(rule)
             self._broker.create_subscription(topic.settings.name, settings, first)
@@ -251,27 +213,16 @@ class Management:
         if update and not entity_path.rule:
             raise invalid_request("The name of the rule to update is missing.")
         settings = read_rule(description, entity_path.rule)
-        topic = _required(self._broker.topic(entity_path.entity), entity_path.entity)
+        topic = existing(self._broker.topic(entity_path.entity), entity_path.entity)
         subscription = self._subscription(entity_path)
-        current = _rule(subscription, settings.name)
         if update:
-            if current is None:
-                raise not_found(settings.name)
+            current = existing(_rule(subscription, settings.name), settings.name)
             settings = settings.changed(name=current.settings.name)
             self._broker.update_rule(topic.settings.name, atom.short_name(subscription), settings)
         else:
-            if current is not None:
-                raise BusError(ENTITY_EXISTS, f"The rule '{settings.name}' already exists.")
             self._broker.create_rule(topic.settings.name, atom.short_name(subscription), settings)
-        rule = _required(_rule(self._subscription(entity_path), settings.name), settings.name)
+        rule = existing(_rule(self._subscription(entity_path), settings.name), settings.name)
         return atom.rule_entry(topic, subscription, rule)
-
-    def _check_name_is_free(self, path: str) -> None:
-        """Refuse the name of an existing queue, topic or hub: they share one space of names."""
-        check_path(path)
-        broker = self._broker
-        if not (broker.queue(path) is None and broker.topic(path) is None and broker.hub(path) is None):
-            raise BusError(ENTITY_EXISTS, f"The messaging entity '{path}' already exists.")
 
     def _check_forwards(self, settings: QueueSettings) -> None:
         """Refuse a forwarding destination that does not exist; the service allows the entity itself."""
@@ -279,15 +230,13 @@ class Management:
             if self._broker.queue(target) is None and self._broker.topic(target) is None:
                 raise invalid_request("SubCode=40400. The auto forwarding destination entity does not exist.")
 
-    # DELETE
-
     async def _delete(self, entity_path: EntityPath) -> None:
         broker, entity = self._broker, entity_path.entity
         if entity_path.listing:
             raise BusError(NOT_ALLOWED, "A list cannot be deleted.", status=405)
         if entity_path.rule:
             subscription = self._subscription(entity_path)
-            rule = _required(_rule(subscription, entity_path.rule), entity_path.rule)
+            rule = existing(_rule(subscription, entity_path.rule), entity_path.rule)
             broker.delete_rule(entity, atom.short_name(subscription), rule.settings.name)
         elif entity_path.subscription:
             broker.delete_subscription(entity, atom.short_name(self._subscription(entity_path)))
@@ -302,20 +251,12 @@ class Management:
         await self._commit()
 
 
-def _required(entity: Any, path: str) -> Any:
-    """Return an entity; raise a BusError if it is None."""
-    if entity is None:
-        raise not_found(path)
-    return entity
-
-
 def _rule(subscription: Subscription, name: str) -> Rule | None:
     wanted = name.lower()
     return next((rule for rule in subscription.rules.values() if rule.settings.name.lower() == wanted), None)
 
 
 def _by_name(entities: Mapping[str, Any]) -> Sequence[Any]:
-    """Return entities sorted by name, ignoring case."""
     return [entities[name] for name in sorted(entities, key=str.lower)]
 
 
@@ -357,11 +298,7 @@ def _page_parameter(query: Mapping[str, str], name: str, default: int) -> int:
 
 
 def _page(
-    title: str,
-    found: Sequence[Any],
-    entry: Callable[[Any], atom.Entry],
-    request: Request,
-    context: RequestContext,
+    title: str, found: Sequence[Any], entry: Callable[[Any], atom.Entry], request: Request, context: RequestContext
 ) -> Response:
     """Return one page of a list, with a link to the next one if there is one."""
     skip = _page_parameter(request.query, "skip", 0)

@@ -1,7 +1,6 @@
 """AMQP over WebSockets: an adapter between a socket that HTTP has upgraded and the AMQP protocol.
 
-wsproto reads and writes the frames. They carry AMQP's stream of bytes, cut anywhere, so the bytes of a frame are passed
-on as they arrive: a frame of gigabytes does not fill the memory. AMQP has the same limits as without WebSockets.
+The bytes of a frame are passed on as they arrive, so that a frame of gigabytes does not fill the memory.
 """
 
 from __future__ import annotations

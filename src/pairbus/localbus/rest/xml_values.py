@@ -46,13 +46,7 @@ def invalid_request(message: str) -> BusError:
 
 
 def parse_xml(body: bytes) -> Element:
-    """Return a document's root, with local names of tags and attributes.
-
-    Raises
-    ------
-    BusError
-        The document is not well-formed, has a DOCTYPE, is nested too deeply, or has too many elements.
-    """
+    """Return a document's root, with local names; refuse a DOCTYPE, deep nesting and too many elements."""
     tree = TreeBuilder()
     parser = expat.ParserCreate(namespace_separator=" ")
     parser.buffer_text = True
@@ -95,7 +89,6 @@ def child(parent: Element, tag: str) -> Element | None:
 
 
 def text_of(element: Element) -> str:
-    """Return an element's text."""
     return element.text or ""
 
 
@@ -105,23 +98,15 @@ def escape_text(text: str) -> str:
 
 
 def escape_attribute(text: str) -> str:
-    """Return text for an attribute in double quotes."""
     return escape(_NOT_XML.sub("\ufffd", text), {'"': "&quot;"})
 
 
 def element(tag: str, content: str, attributes: str = "") -> str:
-    """Return an element around content that is XML."""
     return f"<{tag}{attributes}>{content}</{tag}>" if content else f"<{tag}{attributes}/>"
 
 
 def read_duration(text: str) -> timedelta:
-    """Return an ISO 8601 duration, FOREVER at most; a year has 365 days and a month 30, as in .NET.
-
-    Raises
-    ------
-    ValueError
-        The text is not a duration.
-    """
+    """Return an ISO 8601 duration, FOREVER at most; a year has 365 days and a month 30, as in .NET."""
     match = _DURATION.fullmatch(text.strip())
     parts = match.groups() if match else ()
     if match is None or not any(parts[index] for index in (1, 2, 3, 4, 6, 7, 8)):
@@ -139,7 +124,6 @@ def read_duration(text: str) -> timedelta:
 
 
 def write_duration(length: timedelta) -> str:
-    """Return a duration as the service writes it."""
     if length >= FOREVER:
         return FOREVER_TEXT
     if length < timedelta(0):
@@ -192,7 +176,6 @@ def read_boolean(text: str) -> bool:
 
 
 def write_boolean(value: bool) -> str:
-    """Return an XML Schema boolean's text."""
     return "true" if value else "false"
 
 
@@ -211,7 +194,6 @@ def read_double(text: str) -> float:
 
 
 def write_double(value: float) -> str:
-    """Return an XML Schema double's text."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -245,10 +227,7 @@ def read_typed(value: Element) -> Any:
 
 
 def write_typed(value: Any, spelling: tuple[str, str] | None = None) -> str:
-    """Return a `Value` element, with the type and text of `spelling` if it is given.
-
-    The prefixes are literal: the JavaScript client reads them as text.
-    """
+    """Return a `Value` element; the JavaScript client reads its literal prefixes as text."""
     space, kind, text = XSD, "string", ""
     if spelling is not None:
         kind, text = spelling

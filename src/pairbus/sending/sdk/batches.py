@@ -25,16 +25,7 @@ PREMIUM_BATCH_LIMIT = 1024 * 1024
 
 
 def raw_batch(messages: Sequence[bytes], objects: Sequence[Any] = ()) -> ServiceBusMessageBatch:
-    """Return encoded messages as a batch that the SDK's sender sends as they are.
-
-    Parameters
-    ----------
-    messages
-        Each message as it goes on the wire.
-    objects
-        For the primary: the objects that the messages were encoded from. As in the SDK's own batches, the first one
-        gives the whole batch its id, session and partition key.
-    """
+    """Return encoded messages as a batch to send; of `objects`, the first gives it id, session and partition key."""
     batch = _RawBatch(messages)
     # A tracer stumbles over objects of other classes.
     batch._messages = [each for each in objects if isinstance(each, ServiceBusMessage)]

@@ -86,11 +86,7 @@ _FAILURES = 500
 
 
 def meaning_of(error: BaseException) -> Meaning:
-    """Return the meaning of an error of a send.
-
-    A generic error with another one inside ("Handler failed: …") means what that means. An unknown error is no outage,
-    since parking would hide a mistake in the program.
-    """
+    """Return the meaning of an error of a send; an unknown one is no outage: parking would hide a mistake."""
     if is_shortage(error):
         return _CONFIGURATION
     inner = inner_of(error)
@@ -121,11 +117,7 @@ def meaning_of(error: BaseException) -> Meaning:
 
 
 def at_opening(error: BaseException) -> BaseException:
-    """Return the error to raise for one of opening a link, where no message plays a part.
-
-    An error that the SDK has no class for is an outage, such as an answer that is no AMQP from a proxy whose service is
-    down. A refused credential stays as it is, though the SDK has no class for it either.
-    """
+    """Return the error to raise for one of opening a link: an unnamed one is an outage, as no message is involved."""
     if _is_bare(error) and not has_no_credential(error):
         unnamed = sdk.ServiceBusConnectionError(message=str(error), error=inner_of(error) or error)
         unnamed.__cause__ = error
@@ -141,10 +133,7 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def is_unnamed(error: BaseException) -> bool:
-    """Return True if an SDK failed in a send with an error that is neither its own nor the network's.
-
-    Either the message cannot be encoded, or the answer was no AMQP. Encoding the message again tells which.
-    """
+    """Return True if either the message cannot be encoded or the answer was no AMQP; encoding it again tells which."""
     inner = inner_of(error)
     if not _is_bare(error) or not isinstance(inner, Exception) or isinstance(inner, (OSError, *_SHORTAGES)):
         return False
@@ -177,7 +166,6 @@ def _is_unreachable(error: core.ClientAuthenticationError) -> bool:
 
 
 def _behind(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and its chain of causes."""
     seen: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and each not in seen:
@@ -205,7 +193,6 @@ def _is_amqp_error(error: BaseException | None, name: str) -> bool:
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Return True for an SDK's time-out."""
     return isinstance(error, sdk.OperationTimeoutError) or _hub_class(type(error)) == "OperationTimeoutError"
 
 
@@ -216,7 +203,6 @@ def may_be_stale(error: BaseException) -> bool:
 
 
 def amqp_condition(error: BaseException) -> str | None:
-    """Return the AMQP condition behind an error, if there is one."""
     # The SDK raises a time-out of the service again, without its condition.
     cause = error.__cause__ if isinstance(error, sdk.OperationTimeoutError) else None
     for each in (error, inner_of(error), cause):

@@ -28,7 +28,7 @@ def connection_options(namespace: Namespace) -> dict[str, Any]:
     options: dict[str, Any] = {"use_tls": namespace.use_tls}
     if namespace.use_tls:
         options["ssl_context"] = BoundedHandshake(namespace.ca_file)
-        if port_of(namespace.host) is not None:
+        if re.search(r":\d+$", namespace.host):
             # Over TLS the SDKs dial 5671 whatever the host says, unless a custom endpoint names the port.
             options["custom_endpoint_address"] = f"sb://{namespace.host}"
     return options
@@ -46,17 +46,8 @@ def service_bus_client(namespace: Namespace, try_timeout: float) -> ServiceBusCl
     )
 
 
-def port_of(host: str) -> str | None:
-    """Return the port that a host names, if it names one."""
-    found = re.search(r":(\d+)$", host)
-    return found.group(1) if found and not host.endswith("]") else None
-
-
 def sender_to(client: ServiceBusClient, path: str, socket_timeout: float | None = None) -> ServiceBusSender:
-    """Return a sender to a queue or topic, without the SDK's keep-alive thread for each connection.
-
-    The watchdog of the connections keeps them alive instead (`connection_patches.keep_alive`).
-    """
+    """Return a sender without the SDK's keep-alive thread; the connections' watchdog keeps it alive instead."""
     sender: ServiceBusSender = client.get_queue_sender(path, keep_alive=None, socket_timeout=socket_timeout)
     patch_connection(sender)
     return sender
@@ -71,16 +62,12 @@ def token_sender(namespace: Namespace, seconds: float) -> ServiceBusSender:
 
 
 def put_token(sender: Any, seconds: float) -> None:
-    """Present a token as a sender does before it attaches, and close the connection.
-
-    Raises the SDK's error if the token is refused. Returns without one if no answer comes in time. A peer that does
-    not even greet is waited for until another thread calls `abort`.
-    """
+    """Present a token, and close the connection; return without an error if no answer comes in time."""
     deadline = time.monotonic() + seconds
     sender._create_handler(create_authentication(sender))
     handler = sender._handler
     try:
-        handler.open()
+        handler.open()  # until another thread calls `abort`, if the peer does not even greet
         while not handler.auth_complete() and time.monotonic() < deadline:
             pass  # each call waits for the socket
     finally:

@@ -6,11 +6,7 @@ import copy
 
 
 def clone_error(error: Exception) -> Exception:
-    """Return an equal error with the same facts, to be raised for another caller.
-
-    Tracebacks and `messages` of several callers would pile up on a shared one. An error whose class cannot be made from
-    what the error holds is returned as it is.
-    """
+    """Return an equal error for another caller, since tracebacks pile up on a shared one; itself if that fails."""
     try:
         twin: Exception = type(error)(message=str(error))  # type: ignore[call-arg]
     except Exception:

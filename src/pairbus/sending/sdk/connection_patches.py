@@ -22,12 +22,7 @@ _LISTEN_SECONDS = 0.2
 
 
 def patch_connection(sender: Any) -> None:
-    """Patch every connection that a sender is going to make.
-
-    - The status with which a token is refused is kept. The SDK drops it when a condition comes along with it, and
-      without it an entity that does not exist looks like a service that is out of order.
-    - The socket is closed with its connection. The SDK leaves that of a broken one to Python's garbage collector.
-    """
+    """Patch a sender's connections to keep the status of a refused token and to close their sockets."""
     create = sender._create_handler
 
     def create_handler(auth: Any) -> None:
@@ -62,7 +57,7 @@ def patch_connection(sender: Any) -> None:
 def _keep_token_status(
     authenticator: Any, result: Any, status: Any, description: Any, *others: Any, **named: Any
 ) -> None:
-    """Note the status of the answer to a token where the SDK has not."""
+    """Note the status of a refused token, without which a missing entity looks like an outage of the service."""
     type(authenticator)._on_execute_operation_complete(authenticator, result, status, description, *others, **named)
     if authenticator._token_status_code is None:
         authenticator._token_status_code = status
@@ -70,10 +65,7 @@ def _keep_token_status(
 
 
 def is_running(sender: Any) -> bool:
-    """Return True if a send would use the link that is open.
-
-    After some errors the SDK has closed it; the next send would open another, for as long as that takes.
-    """
+    """Return True if a send would use the open link; if the SDK has closed it, a send would open another, unbounded."""
     return bool(sender._running)
 
 

@@ -1,8 +1,4 @@
-"""Messages as the SDK encodes them: the bytes that it would send, the caller's objects, and what a send is billed.
-
-The SDK never shows the bytes of a message. Its encoder and its tracing are used here, so that a parked message is the
-one that would have been sent.
-"""
+"""Messages as the SDK encodes them: the bytes that it would send, the caller's objects, and what a send is billed."""
 
 from __future__ import annotations
 
@@ -56,11 +52,7 @@ def single_messages(message: Any) -> list[Any]:
 
 
 def unshared(message: Any) -> Any:
-    """Return the message, or a copy of it where the SDK would change the caller's object.
-
-    The SDK decodes bytes in application properties in place, and a tracer writes there. A dictionary becomes a message,
-    so that it has the same id in either namespace.
-    """
+    """Return a copy where the SDK or a tracer would change the caller's object; a dictionary becomes a message."""
     properties: Any
     twin: Any
     if not isinstance(message, ServiceBusMessage) and isinstance(message, Mapping):
@@ -68,7 +60,8 @@ def unshared(message: Any) -> Any:
     properties = getattr(message, "application_properties", None)
     if not properties or not hasattr(properties, "values"):
         return message  # none; or no mapping, which the SDK refuses
-    if not (_has_bytes(properties) or is_tracing_enabled()):  # type: ignore[no-untyped-call]
+    has_bytes = any(isinstance(value, bytes) for value in properties.values())
+    if not (has_bytes or is_tracing_enabled()):  # type: ignore[no-untyped-call]
         return message
     twin = copy.copy(message)
     if isinstance(twin, ServiceBusMessage):
@@ -89,10 +82,6 @@ def _from_mapping(message: Mapping[str, Any]) -> Any:
         return message  # the SDK refuses it
     setattr(twin, _ORIGINAL, message)
     return twin
-
-
-def _has_bytes(properties: Any) -> bool:
-    return any(isinstance(value, bytes) for value in properties.values())
 
 
 def billed(message: Any) -> int:
@@ -121,10 +110,7 @@ def span_attributes(host: str, path: str) -> SpanAttributes:
 
 
 def encoded(message: Any, traced: SpanAttributes | None = None) -> bytes:
-    """Return a single message as the SDK would put it on the wire; raise what the SDK's encoder raises.
-
-    With `traced` the message carries a trace, if the application has a tracer.
-    """
+    """Return a message as the SDK would put it on the wire, with a trace if `traced` and there is a tracer."""
     return bytes(PyamqpTransport.encode_message(_outgoing(message, traced)))
 
 
@@ -140,10 +126,7 @@ def _outgoing(message: Any, traced: SpanAttributes | None) -> Any:
 
 
 def encoded_members(message: Any, traced: SpanAttributes | None = None) -> list[bytes]:
-    """Return all messages of a send, encoded; raise what the SDK's sender raises for one that it cannot encode.
-
-    `traced` as in `encoded`; a batch was traced when it was filled.
-    """
+    """Return all messages of a send, encoded; a batch was traced when it was filled."""
     if type(message) is not ServiceBusMessage:
         if isinstance(message, ServiceBusMessageBatch):
             return [bytes(each) for each in message._message[5]]

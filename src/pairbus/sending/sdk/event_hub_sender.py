@@ -1,13 +1,7 @@
 """azure-eventhub's producer behind the interface of a Service Bus sender; imported only where it is needed.
 
-Connections, watchdog and health need not know which of the two SDKs they serve. Three things differ from
-azure-eventhub:
-
-- The SDK changes the events that it is given (annotations, tracing properties). Here it is given copies.
-- The SDK opens links of its own accord, without a bound, and asks the service for all partitions before it sends to
-  one. Here `__enter__` opens one link, straight to its target.
-- The SDK leaves the AMQP error behind one of its own to Python, which drops it when the error is raised again. Here it
-  is kept as `inner_exception`, as in Service Bus's SDK.
+It differs from azure-eventhub in three things: it sends copies, since the SDK changes events; `__enter__` opens one
+link straight to its target, since the SDK opens links unbounded; and it keeps the AMQP error as `inner_exception`.
 """
 
 from __future__ import annotations
@@ -17,12 +11,7 @@ from typing import Any
 
 from azure.eventhub import EventData, EventDataBatch, EventHubProducerClient, TransportType
 from azure.eventhub.amqp import AmqpAnnotatedMessage
-from azure.eventhub.exceptions import (
-    ClientClosedError,
-    ConnectionLostError,
-    EventHubError,
-    OperationTimeoutError,
-)
+from azure.eventhub.exceptions import ClientClosedError, ConnectionLostError, EventHubError, OperationTimeoutError
 
 from pairbus.domain.cost import operations_of
 from pairbus.options import Namespace
@@ -61,6 +50,8 @@ with private_names_of("azure-eventhub"):
 
 #: The scope for which a credential of azure-identity is asked for a token.
 TOKEN_SCOPE = JWT_TOKEN_SCOPE
+#: The SDK's class of the error for a closed producer.
+CLOSED_ERROR = ClientClosedError
 #: Bytes of a batch whose limit is not known yet.
 UNLIMITED = 2**31 - 1
 #: The SDK's own text for a list that is too large.
@@ -69,9 +60,6 @@ _TOO_LARGE = (
     "Please send a smaller collection of EventData or use EventDataBatch, which is guaranteed to be under the "
     "frame size limit"
 )
-
-
-# --- links -------------------------------------------------------------------------------------------------------
 
 
 class HubSender:
@@ -135,7 +123,6 @@ class HubSender:
         return _without_inner(OperationTimeoutError(message))
 
     def close(self) -> None:
-        """Close the link and its connection in order."""
         self._producer.close()
 
 
@@ -148,9 +135,6 @@ def _without_inner(error: EventHubError) -> EventHubError:
     """Return an error of our own, marked so that the context which Python gives it does not count as its cause."""
     error.inner_exception = None  # type: ignore[attr-defined]
     return error
-
-
-# --- events ------------------------------------------------------------------------------------------------------
 
 
 class PreparedEvents(PreparedSend):
@@ -235,7 +219,6 @@ def partition_of(batch: EventDataBatch) -> str | None:
 
 
 def events_of(events: Any) -> list[Any]:
-    """Return the events of a list or of a caller's batch, one by one."""
     return list(getattr(events, "_internal_events", events))
 
 
@@ -273,19 +256,3 @@ def _copy(given: Any) -> Any:
     twin = object.__new__(type(given))
     twin.__dict__.update(given.__dict__)
     return twin
-
-
-__all__ = [
-    "TOKEN_SCOPE",
-    "UNLIMITED",
-    "ClientClosedError",
-    "EventDataBatch",
-    "HubSender",
-    "PreparedEvents",
-    "events_of",
-    "new_batch",
-    "one_event",
-    "partition_of",
-    "several_events",
-    "whole_batch",
-]

@@ -14,10 +14,9 @@ HANDSHAKE_SECONDS = 60.0
 
 
 class BoundedHandshake(ssl.SSLContext):
-    """A TLS context for an SDK's public option `ssl_context`.
+    """A TLS context for an SDK's option `ssl_context`, with a bounded handshake.
 
-    An SDK waits for a handshake without a bound, and holds a socket that is empty by then: nothing could cut it. Here
-    TLS runs on a duplicate, so that the SDK's own socket still reaches the connection while hands are shaken.
+    TLS runs on a duplicate of the socket: the SDK's own is empty after `wrap_socket` and could not be cut meanwhile.
     """
 
     def __new__(cls, ca_file: Path | str | None = None) -> BoundedHandshake:

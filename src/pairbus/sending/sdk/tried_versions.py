@@ -12,15 +12,7 @@ TRIED = {"azure-servicebus": "7.15.0", "azure-eventhub": "5.15.1"}
 
 @contextmanager
 def private_names_of(distribution: str) -> Iterator[None]:
-    """Turn a missing private name into an `ImportError` that names the version that was tried and the one installed.
-
-    Raises
-    ------
-    ImportError
-        The block could not import a private module or name, or did not find a private attribute.
-    ModuleNotFoundError
-        The distribution is not installed at all.
-    """
+    """Turn a missing private name into an ImportError that names the version tried and the one installed."""
     try:
         yield
     except (ImportError, AttributeError) as error:

@@ -80,13 +80,7 @@ def write_frame(channel: int, code: int, count: int, fields: bytes, payload: byt
 
 
 def check_depth(data: bytes, pos: int, depth: int = 0) -> int:
-    """Return the end of the value at `pos`.
-
-    Raises
-    ------
-    FramingError
-        The value is nested so deeply that it could exhaust the stack of a recursive decoder.
-    """
+    """Return the end of the value at `pos`; refuse nesting that could exhaust the stack of a recursive decoder."""
     if depth > _MAX_DEPTH:
         raise FramingError("a performative is nested too deeply")
     if pos >= len(data):

@@ -1,11 +1,8 @@
-"""The filter between a client's bytes and Proton.
+"""The filter between a client's bytes and Proton, for the parts of AMQP that Proton does not do.
 
-It does four things that Proton does not:
-
-- refuse frames that are too large, nested too deeply, or transfers on a link that the client receives on;
-- record the message-format of each delivery, which Proton hides;
-- lower credit to the largest number that Proton computes with;
-- renumber delivery-ids that are out of order. Go's and Java's SDKs send them so, and Proton would close the connection.
+It refuses frames that are too large or nested too deeply, and transfers on a link that the client receives on; records
+the message-format of each delivery; lowers credit to the largest number that Proton computes with; and renumbers
+delivery-ids that are out of order, as Go's and Java's SDKs send them.
 """
 
 from __future__ import annotations
@@ -66,21 +63,13 @@ class _Channel:
 
 
 class InboundFilter:
-    """Filter from the client to Proton.
-
-    Attributes
-    ----------
-    message_formats
-        (link name, delivery tag) -> message-format, for deliveries whose format is not 0.
-    runtime_metric_links
-        Names of links that asked for the partition's last event with each event they receive.
-    max_frame
-        The largest frame that the client takes.
-    """
+    """Filter from the client to Proton; `max_frame` is the largest frame that the client takes."""
 
     def __init__(self, check_key: KeyCheck = lambda name, key: False) -> None:
         self._check_key = check_key
+        #: (link name, delivery tag) -> message-format, if that is not 0.
         self.message_formats: dict[tuple[bytes, bytes], int] = {}
+        #: Names of links that asked for the partition's last event with each event they receive.
         self.runtime_metric_links: set[bytes] = set()
         self.max_frame = 0xFFFFFFFF
         self._incomplete = b""
@@ -88,13 +77,7 @@ class InboundFilter:
         self._channels: dict[int, _Channel] = {}
 
     def feed(self, data: bytes) -> bytes:
-        """Return the complete frames received so far, for Proton; keep an incomplete one until the rest comes.
-
-        Raises
-        ------
-        FramingError
-            A frame is invalid or refused. Its `valid_bytes` are still to be given to Proton.
-        """
+        """Return the complete frames received so far; keep an incomplete one until the rest comes."""
         if self._incomplete:
             data = self._incomplete + data
         out: list[bytes] = []

@@ -1,7 +1,6 @@
-"""The filter between Proton's bytes and the client.
+"""The filter between Proton's bytes and the client: it restores trailing nulls and the client's own delivery-ids.
 
-Performatives get back the trailing nulls that Proton leaves out (azure-eventhub reads fields by index), and renumbered
-delivery-ids get the client's own numbers. Proton's SASL mechanisms are replaced with the service's.
+azure-eventhub, for instance, reads the fields of a performative by index.
 """
 
 from __future__ import annotations

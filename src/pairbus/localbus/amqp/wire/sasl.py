@@ -1,8 +1,6 @@
-"""SASL mechanisms of the service that Proton does not know.
+"""SASL mechanisms of the service that Proton does not know; Proton gets a valid login as ANONYMOUS.
 
-The service offers MSSBCBS, which carries no more than ANONYMOUS and is what .NET's and Rust's SDKs ask for, and PLAIN,
-with which general AMQP clients present the name and the value of a key instead of a token. Proton gets both as
-ANONYMOUS. A PLAIN login with a wrong key is passed on unchanged, and Proton refuses it.
+MSSBCBS is what .NET's and Rust's SDKs ask for; with PLAIN general AMQP clients present a key's name and value.
 """
 
 from __future__ import annotations
@@ -56,7 +54,6 @@ def _is_valid_login(response: object, check_key: KeyCheck) -> bool:
 
 
 def _descriptor(body: bytes) -> int | None:
-    """Return a frame's descriptor if it is a number."""
     try:
         found = decode(body, 1)[0] if body[:1] == b"\x00" else None
     except AmqpDecodeError:
