@@ -63,10 +63,7 @@ def raise_first(problems: Problems) -> None:
 
 
 def shown(value: Any) -> str:
-    """Return a value for the text of an error; one that may hold a secret only by its type.
-
-    Keys, signatures and connection strings contain a `=`.
-    """
+    """Return a value for the text of an error; one that may hold a secret, since it has a `=`, only by its type."""
     text = str(value) if isinstance(value, Path) else value
     plain = isinstance(text, (str, int, float, type(None))) and "=" not in repr(text) and len(repr(text)) < 200
     if plain or isinstance(value, timedelta):
@@ -137,7 +134,6 @@ def is_number(given: Any) -> bool:
 
 
 def choice(given: Any, allowed: Sequence[str], name: str, problems: Problems) -> str:
-    """Return one of a few words."""
     if isinstance(given, str) and given in allowed:
         return given
     problems.append(f"{name} must be one of {', '.join(allowed)}, not {shown(given)}{nearest(given, allowed)}")
@@ -145,7 +141,6 @@ def choice(given: Any, allowed: Sequence[str], name: str, problems: Problems) ->
 
 
 def flag(given: Any, name: str, problems: Problems) -> bool:
-    """Return a boolean."""
     if not isinstance(given, bool):
         problems.append(f"{name} must be True or False, not {shown(given)}")
     return given is True
@@ -203,10 +198,7 @@ def _indexes(text: str) -> list[int] | None:
 
 
 def place(given: Any, name: str, problems: Problems) -> str | None:
-    """Return a folder that every process of a cluster finds under the same name.
-
-    That is an absolute path or a URI, without a secret in it.
-    """
+    """Return a folder that all processes of a cluster find: an absolute path or a URI, without a secret in it."""
     if given is None:
         return None
     text = str(given) if isinstance(given, Path) else given

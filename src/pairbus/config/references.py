@@ -91,10 +91,6 @@ class NamespaceReference:
         """Return the values that are set, as `read` takes them."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
-    def name_or_none(self) -> str | None:
-        """Return the namespace's name if it is known without looking up a secret."""
-        return self.name
-
     def resolve(self) -> Namespace:
         """Return the namespace, with the secret that this process finds under the reference now.
 

@@ -31,20 +31,8 @@ _Arguments = tuple[str, tuple[str, ...], str]
 
 
 def deadline_credential(credential: Any) -> Any:
-    """Return a credential with a deadline for each token, to hand to an SDK.
-
-    Parameters
-    ----------
-    credential
-        A `Namespace.credential`.
-
-    Returns
-    -------
-    object
-        A `DeadlineCredential`, the same one for every caller with this credential; keys and signatures as they are,
-        since they contact no service.
-    """
-    if isinstance(credential, (AzureNamedKeyCredential, AzureSasCredential)):
+    """Return a credential with a deadline for each token, the same one for every caller; keys stay as they are."""
+    if isinstance(credential, (AzureNamedKeyCredential, AzureSasCredential)):  # they contact no service
         return credential
     key = os.getpid(), id(credential)  # a forked process has none of its parent's threads
     with _lock:
@@ -64,10 +52,7 @@ class DeadlineCredential:
         self._last: dict[_Arguments, Any] = {}
 
     def get_token(self, *scopes: str, **kwargs: Any) -> Any:
-        """Return the credential's token, or raise its error.
-
-        If it does not answer in time: the last token while that is valid, else `ClientAuthenticationError`.
-        """
+        """Return the credential's token; if it does not answer in time, the last one while that is valid."""
         return self._token("get_token", *scopes, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

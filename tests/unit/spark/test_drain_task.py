@@ -17,7 +17,7 @@ from pairbus.domain.outcome import Head, HeldCount, QueueSummary
 from pairbus.spark import drain_task
 from pairbus.spark.drain_task import DrainFunction, DrainTask, summary_of
 from pairbus.spark.signals import KillSignal, StopSignal
-from pairbus.syphon.journal.journal import read_journal
+from tests.support.journal_rows import read_journal
 from tests.support.stand_ins import explode, row
 from tests.support.unusual_config import identity, identity_of, options_in, unusual_config
 

@@ -62,10 +62,7 @@ def audience_of(namespace: Namespace, path: str) -> str:
 
 
 def token_for(namespace: Namespace, path: str, *, event_hubs: bool = False) -> Token:
-    """Return a token for one entity.
-
-    Blocks while the credential makes it, and raises what the credential raises: not for the event loop.
-    """
+    """Return a token for one entity; blocks as long as the credential does: not for the event loop."""
     credential: Any = namespace.credential
     now = time.time()
     if isinstance(credential, AzureNamedKeyCredential):
@@ -170,11 +167,8 @@ class CbsClient:
 
 
 def _reclassified(error: LinkError) -> LinkError:
-    """Return an error of `$cbs` with a condition that says if messages for the entity can be given up.
-
-    A refusal that names the entity stays as it is. Any other refusal is of the token, and an error of the links to
-    `$cbs` is the service's: neither is a reason to dead-letter a message.
-    """
+    """Return an error of `$cbs` with a condition that says if messages for the entity can be given up."""
+    # Only a refusal that names the entity is about messages: others are of the token, or of the links to `$cbs`.
     if isinstance(error, ConnectionLost) or refusal_of(error.condition) is not Refusal.DEAD_LETTER:
         return error
     if not isinstance(error, RequestRefused):

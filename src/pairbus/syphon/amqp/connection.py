@@ -92,22 +92,7 @@ class Connection(asyncio.Protocol):
     async def open(
         cls, namespace: Namespace, *, event_hubs: bool = False, timeout: float = ANSWER_SECONDS
     ) -> Connection:
-        """Return an open connection.
-
-        Parameters
-        ----------
-        namespace
-            The host, its credential and its TLS options.
-        event_hubs
-            True for tokens with the scope of Event Hubs.
-        timeout
-            The longest wait, in seconds.
-
-        Raises
-        ------
-        ConnectionLost
-            The host cannot be reached, refuses the connection, or does not answer in time.
-        """
+        """Return an open connection; raises `ConnectionLost` if the host refuses it, or does not answer in time."""
         connection = cls(namespace, event_hubs=event_hubs)
         host, port = _host_and_port(namespace)
         try:
@@ -236,7 +221,6 @@ class Connection(asyncio.Protocol):
             self.on_input_handled()
 
     def pause_reading(self) -> None:
-        """Stop reading from the socket."""
         if self._socket is not None and self._socket.is_reading():
             self._socket.pause_reading()
 
@@ -246,7 +230,6 @@ class Connection(asyncio.Protocol):
         return self._socket is not None and not self._socket.is_reading()
 
     def resume_reading(self) -> None:
-        """Read from the socket again."""
         if self._socket is not None and not self._socket.is_reading() and not self._socket.is_closing():
             self._socket.resume_reading()
 

@@ -158,7 +158,6 @@ class Sender(Link):
         return int(lib.pn_link_credit(self.pointer))
 
     def send(self, message: bytes, context: Any) -> None:
-        """Send one message."""
         self._count += 1
         self._transfer(self._count.to_bytes(4, "big"), message, context)
 
@@ -190,7 +189,6 @@ class Sender(Link):
             self._events.on_outcome(context, state, error)
 
     def loop_time(self) -> float:
-        """Return the time of the connection's event loop."""
         return self._connection.loop.time()
 
     def oldest_unanswered(self) -> Any:

@@ -45,10 +45,7 @@ def _frame_at(data: memoryview, offset: int) -> tuple[bytes, int, int] | None:
 
 @dataclass(slots=True)
 class FrameReader:
-    """An iterator over the payloads of the data frames in some bytes.
-
-    It stops at the first frame that is not whole, or at the end frame. Its attributes are final after the iteration.
-    """
+    """An iterator over the payloads of the whole data frames in some bytes; its attributes are final after it."""
 
     data: bytes
     #: Offset behind the last whole frame of any kind.

@@ -14,10 +14,7 @@ import os
 import secrets
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import pyarrow as pa
 
 from pairbus.domain.outcome import Head, Rows
 from pairbus.runtime import bounded_call
@@ -25,9 +22,9 @@ from pairbus.runtime.bounded_call import call_with_deadline
 
 from .frame_format import DATA, encode_frame
 from .growing_file import GrowingFile
-from .row_format import SCHEMA, RowEncoder, decode_rows
+from .row_format import RowEncoder, decode_rows
 from .segments import SegmentFolder
-from .storage import split, storage_at
+from .storage import storage_at
 from .storage_port import FrameWriter, Storage, StoredJournal
 
 log = logging.getLogger("pairbus.syphon.journal")
@@ -36,20 +33,7 @@ SUFFIX = ".journal"
 
 
 def open_journal(folder: str, head: Head) -> Journal:
-    """Return a new journal in the folder of a run.
-
-    Parameters
-    ----------
-    folder
-        A path or a URI. Nothing is created there before the first write.
-    head
-        The values that all rows of the journal share.
-
-    Raises
-    ------
-    OptionError
-        If the URI names no storage that can keep a journal.
-    """
+    """Return a new journal in the folder or URI of a run, which the first write creates."""
     return Journal(head, storage_at(folder).new_journal(lambda: journal_name(head)))
 
 
@@ -63,10 +47,7 @@ class Journal:
         self._writing = threading.Lock()
 
     def write(self, rows: Rows) -> None:
-        """Append rows; they are durable when this returns.
-
-        Raises OSError with the path of the file. The journal can be used again after that.
-        """
+        """Append rows; they are durable when this returns. After an OSError the journal can be used again."""
         if self._closed:
             raise ValueError("the journal is closed")
         if not len(rows):
@@ -75,20 +56,14 @@ class Journal:
             self._writer.append(encode_frame(DATA, self._encoder.encode(rows)))
 
     def prepare(self) -> None:
-        """Check that the storage takes rows, before a message is sent that needs one.
-
-        Raises OSError with the path of the file.
-        """
+        """Check that the storage takes rows, before a message is sent that needs one; raises OSError."""
         # Arrow imports pandas with the first array, which takes a second. No message should be locked during that.
         self._encoder.encode(Rows())
         with self._writing:
             self._writer.prepare()
 
     def close(self) -> None:
-        """Mark the journal as finished. A journal without rows leaves no file behind.
-
-        Raises OSError if a write that nothing waits for any more is still running.
-        """
+        """Mark the journal as finished; OSError if an abandoned write is still under way."""
         if self._closed:
             return
         self._closed = True
@@ -113,15 +88,11 @@ def close_journal(journal: Journal, queue_index: int) -> None:
 
 
 def journal_name(head: Head) -> str:
-    """Return a unique name for a journal."""
     return f"{head.queue_index}-{head.batch}-{head.attempt}-{secrets.token_hex(4)}{SUFFIX}"
 
 
 def stored_journal(storage: Storage, name: str, segments: Sequence[str]) -> StoredJournal:
-    """Return a journal for reading: a folder of `segments`, or one file if there are none.
-
-    The layout depends on the files alone, so any storage can read what another wrote.
-    """
+    """Return a journal for reading: a folder of `segments`, or one file if there are none, on any storage."""
     return SegmentFolder(storage, name, segments) if segments else GrowingFile(storage, name)
 
 
@@ -133,32 +104,6 @@ def find_journal(storage: Storage, name: str) -> StoredJournal:
     if not segments:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), storage.location(name))
     return SegmentFolder(storage, name, segments)
-
-
-@dataclass(frozen=True, slots=True)
-class JournalPart:
-    """The rows of a journal from some position on."""
-
-    #: An Arrow table with `SCHEMA`.
-    table: Any
-    #: The position behind the rows, see `Extent.end`.
-    end: int
-    #: True if the journal was closed, so it never grows again.
-    finished: bool
-    #: True if bytes follow the last whole frame.
-    torn: bool
-
-
-def read_journal(path: str, start: int = 0) -> JournalPart:
-    """Return the rows of a journal behind `start`, which is 0 or the `end` of an earlier part.
-
-    A torn frame at the end is left out. Raises FileNotFoundError if there is no journal.
-    """
-    folder, name = split(path)
-    journal = find_journal(storage_at(folder), name)
-    extent = journal.measure(start)
-    table = pa.Table.from_batches(decode_rows(journal.payloads(start, extent.end)), SCHEMA)
-    return JournalPart(table, extent.end, extent.finished, extent.torn)
 
 
 def read_rows(storage: Storage, name: str, start: int, end: int) -> Iterator[Any]:

@@ -64,7 +64,6 @@ class FoldPlan:
     stretches: tuple[Stretch, ...]
 
     def encode(self) -> bytes:
-        """Return the content of the file."""
         return json.dumps({"version": self.version, "parts": self.stretches}).encode()
 
     @classmethod
@@ -120,7 +119,6 @@ class RunState:
         return _latest(self.files)
 
     def has(self, name: str) -> bool:
-        """Return True if the listing contains a file."""
         return any(each.name == name for each in self.files)
 
     def path(self, name: str) -> str:
@@ -132,10 +130,7 @@ class RunState:
         return _latest(each for each in self.files if each.name.partition("/")[0] == journal)
 
     def load(self) -> None:
-        """Read the state.
-
-        Raises FileNotFoundError if another process is changing it, `UnreadableRunStateError` if it is damaged.
-        """
+        """Read the state; FileNotFoundError if another process changes it, `UnreadableRunStateError` if damaged."""
         plans = self._versions(_PLAN)
         for version in reversed(self._versions(_FOLDED)):
             name = self.path(_folded_name(version))
@@ -164,10 +159,7 @@ class RunState:
         return self.journals[journal].measure(start)
 
     def publish_plan(self, stretches: Iterable[Stretch], clock: Callable[[], float]) -> FoldPlan | None:
-        """Plan the next version. Return the plan that another process has published first, if there is one.
-
-        None if that plan cannot be read: a kill has cut it short.
-        """
+        """Plan the next version; return the plan that was published first, None if a kill has cut it short."""
         version = max(self.version, start_version(self.storage, self.name, clock)) + 1
         while version in self._unreadable_versions:
             version += 1
@@ -228,11 +220,8 @@ def list_run(storage: Storage, name: str) -> RunState:
 
 
 def start_version(storage: Storage, run: str, clock: Callable[[], float], previous: str | None = None) -> int:
-    """Return the version that a run's folds count from. The first call decides it, and records the run before.
-
-    The ledger accepts only rising versions. A run whose folder was removed counts on from the time of day, which is
-    higher than any version that it has used.
-    """
+    """Return the version that a run's folds count from; the first call decides it, and records the run before."""
+    # The ledger accepts only rising versions: if the folder was removed, the time of day is higher than any before.
     content = json.dumps({"version": int(clock() * 1000), "previous": previous}).encode()
     stored = storage.publish(f"{run}/{START}", content)
     try:

@@ -23,10 +23,7 @@ _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?://([^/?]*))?([^?]*)(?:\?(.*))?"
 
 
 def storage_at(folder: str) -> Storage:
-    """Return the storage that a path or a URI names. Nothing is created, and no store is called yet.
-
-    Raises OptionError if the URI names no storage that can keep a journal.
-    """
+    """Return the storage that a path or a URI names, without calling it; OptionError if none can keep a journal."""
     found = _URI.fullmatch(folder)
     if found is None:
         return _file_storage(folder)

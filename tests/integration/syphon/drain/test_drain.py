@@ -17,9 +17,10 @@ from pairbus.domain.outcome import Head, Rows
 from pairbus.syphon.drain import completion, drain_pass
 from pairbus.syphon.drain.drain import DrainOptions
 from pairbus.syphon.drain.pass_state import PassState
-from pairbus.syphon.journal.journal import open_journal, read_journal
+from pairbus.syphon.journal.journal import open_journal
 from pairbus.syphon.journal.row_format import SCHEMA
 from tests.support.backlog import Backlog, Remembering, encoded, numbered
+from tests.support.journal_rows import read_journal
 from tests.support.pairing import Pair
 from tests.support.process_fixtures import administer
 from tests.support.scripted_peer import Peer

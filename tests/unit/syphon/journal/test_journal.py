@@ -22,11 +22,11 @@ from pairbus.syphon.journal import journal as journal_module
 from pairbus.syphon.journal import storage as storage_module
 from pairbus.syphon.journal.arrow_storage import ArrowStorage
 from pairbus.syphon.journal.frame_format import END_FRAME
-from pairbus.syphon.journal.journal import find_journal, open_journal, read_journal, read_rows
+from pairbus.syphon.journal.journal import find_journal, open_journal, read_rows
 from pairbus.syphon.journal.row_format import SCHEMA
 from pairbus.syphon.journal.storage import join, split, storage_at
 from pairbus.syphon.journal.storage_port import Extent
-from tests.support.journal_rows import HEAD, mock_root, numbers, only_file, rows
+from tests.support.journal_rows import HEAD, mock_root, numbers, only_file, read_journal, rows
 
 ROOT = Path(__file__).resolve().parents[4]
 
