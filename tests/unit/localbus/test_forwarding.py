@@ -142,3 +142,63 @@ def test_a_copy_has_the_sequence_number_of_its_topic() -> None:
     broker.turn(broker.clock())
     (copy,) = queue.messages.values()
     assert b"x-opt-enqueue-sequence-number" in copy.delivered(broker.payloads([copy])[0])
+
+
+def test_a_forwarded_message_keeps_its_expiry() -> None:
+    """The time that it has spent in the source counts."""
+    now = 1000.0
+    broker = Broker("contoso", clock=lambda: now)
+    target = broker.create_queue(QueueSettings("target"))
+    source = broker.create_queue(QueueSettings("source"))
+    sent = read_message(b"\x00\x53\x75\xa0\x01x")
+    sent.time_to_live = 10.0
+    broker.send(source, [sent], now)
+    now += 4.0
+    broker.update_queue(QueueSettings("source", forward_to="target"))
+    broker.turn(now)
+    assert [message.expires_at for message in target.messages.values()] == [1010.0]
+
+
+def test_a_forwarded_dead_letter_keeps_its_source() -> None:
+    """The queue that it was dead-lettered in is known in the destination."""
+    broker = Broker("contoso")
+    target = broker.create_queue(QueueSettings("target"))
+    source = broker.create_queue(QueueSettings("source", forward_dead_lettered_messages_to="target"))
+    broker.send(source, [draft("a")], broker.clock())
+    (message,) = source.acquire(broker.clock(), 1)
+    source.dead_letter(message.lock.tag, broker.clock(), "reason")
+    broker.turn(broker.clock())
+    assert [message.source for message in target.messages.values()] == ["source"]
+
+
+def test_a_message_without_a_session_is_not_forwarded_to_sessions() -> None:
+    """It is in the source's transfer dead letters."""
+    broker = Broker("contoso")
+    target = broker.create_queue(QueueSettings("target", requires_session=True))
+    source = broker.create_queue(QueueSettings("source", forward_to="target"))
+    broker.send(source, [read_message(b"\x00\x53\x75\xa0\x01x"), draft("a")], broker.clock())
+    broker.turn(broker.clock())
+    assert [message.session_id for message in target.messages.values()] == ["a"]
+    assert source.counts() == Counts(transfer_dead_letter=1)
+
+
+def test_a_dead_letter_that_cannot_be_forwarded_is_tried_again_later() -> None:
+    """It stays in the dead-letter queue, does not keep the turn busy, and is forwarded once the target exists."""
+    now = 1000.0
+    broker = Broker("contoso", clock=lambda: now)
+    broker.create_queue(QueueSettings("target"))
+    source = broker.create_queue(QueueSettings("source", forward_dead_lettered_messages_to="target"))
+    broker.send(source, [draft("a")], now)
+    broker.delete_queue("target")
+    (message,) = source.acquire(now, 1)
+    source.dead_letter(message.lock.tag, now, "reason")
+    requested: list[None] = []
+    broker.turn(now)
+    broker.on_work = lambda: requested.append(None)
+    broker.turn(now)
+    assert (source.counts().dead_letter, requested) == (1, [])
+    assert now < broker.next_due() <= now + 1.0
+    target = broker.create_queue(QueueSettings("target"))
+    now = broker.next_due()
+    broker.turn(now)
+    assert (source.counts().dead_letter, len(target.messages)) == (0, 1)
