@@ -20,11 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load_config(options: argparse.Namespace, needs: Mapping[str, str]) -> SyphonConfig:
-    """Return the configuration with the overrides of the command line.
-
-    `needs` has the keys of `[ledger]` that must be given, each with the end of the error's text. Raises `ConfigError`,
-    which names every mistake, unresolvable references included.
-    """
+    """Return the configuration with the overrides of the command line; see `SyphonConfig.for_command`."""
     return SyphonConfig.for_command(options.config, queues=options.queues, max_rate=options.max_rate, needs=needs)
 
 

@@ -19,22 +19,7 @@ log = logging.getLogger("pairbus.syphon")
 
 
 class BacklogMonitor:
-    """Queries the secondary for the depths of one primary's backlog queues.
-
-    The secondary is resolved once and kept while it answers. After a query that failed it is resolved anew, because
-    its key may have been renewed.
-
-    Parameters
-    ----------
-    query
-        The queues to look for.
-    resolve
-        Look up the secondary with the credential that is valid now.
-    secondary
-        The secondary, if the caller has resolved it already.
-    on_query
-        Called with the billable operations of each query, also of one that failed.
-    """
+    """Depth queries for one backlog. After a failure the secondary is resolved anew: its key may be renewed."""
 
     def __init__(
         self,
@@ -90,10 +75,7 @@ class BacklogMonitor:
 
 @dataclass(slots=True)
 class PollSchedule:
-    """The time of the next depth query: now while there is work, later while the backlog is empty or unavailable.
-
-    Holds no clock: every method is given a time, in seconds.
-    """
+    """The time of the next depth query: at once while there is work, later while the backlog is empty or unknown."""
 
     #: Seconds between two queries of an empty backlog.
     idle_interval: float

@@ -57,15 +57,7 @@ class DepthQuery:
     """A query for the depths of one primary's backlog queues, to be run again and again.
 
     The service lists all queues of a namespace in pages of 100, each a billable operation. A run begins at the page
-    where the last one found the first wanted queue, and ends once it has seen all of them. From the second run on that
-    is one page, whatever else the namespace holds.
-
-    Parameters
-    ----------
-    primary_name
-        Name of the primary, which is part of the backlog queues' paths.
-    indexes
-        The queues to look for; None for all of that primary.
+    where the last one found the first wanted queue, so from the second run on it reads one page.
     """
 
     def __init__(self, primary_name: str, indexes: Iterable[int] | None) -> None:
@@ -133,11 +125,7 @@ class _Listing:
 def backlog_depths(
     secondary: Namespace, primary_name: str, indexes: Iterable[int] | None, timeout: float = 10.0
 ) -> Depths:
-    """Return the depths of these backlog queues of a primary (None: of all).
-
-    For one query; a loop keeps a `DepthQuery`, which needs fewer operations. Raises what the SDK raises if the
-    secondary does not answer within `timeout` seconds.
-    """
+    """Return the depths of a primary's backlog queues (None: of all); for a loop, a `DepthQuery` costs less."""
     return DepthQuery(primary_name, indexes).run(secondary, timeout)
 
 

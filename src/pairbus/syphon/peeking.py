@@ -112,7 +112,6 @@ async def _peek(connection: Connection, path: str, found: list[int], timeout: fl
 
 
 def _messages(body: Any, path: str) -> list[Any]:
-    """Return the messages in an answer."""
     listed = body.get("messages") if isinstance(body, dict) else None
     if listed is None:  # no message follows
         return []

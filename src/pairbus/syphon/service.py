@@ -106,27 +106,7 @@ def _sum(before: QueueSummary | None, after: QueueSummary) -> QueueSummary:
 
 
 class Service:
-    """A syphon in this process. Its methods block, so it needs a thread or a process of its own.
-
-    Parameters
-    ----------
-    primary, secondary, event_hubs
-        The namespaces that messages are delivered to, parked in, and (if any were parked for event hubs) sent to.
-    queues
-        Indexes of the backlog queues to drain.
-    journal
-        Folder of the journals.
-    options
-        Options of each drain. `max_rate` is shared by the queues that have messages.
-    idle_poll_interval
-        Seconds between two depth queries of an empty backlog.
-    on_round
-        Called with the result of each round.
-    on_query
-        Called with the billable operations of each depth query.
-    resolve
-        Look up the namespaces anew; called after a failure that a renewed key may end.
-    """
+    """A syphon in this process. Its methods block, so it needs a thread or a process of its own."""
 
     def __init__(
         self,
@@ -142,6 +122,7 @@ class Service:
         on_query: Callable[[int], object] = lambda operations: None,
         resolve: Callable[[], Namespaces] | None = None,
     ) -> None:
+        #: Looks up the namespaces anew, after a failure that a renewed key may end.
         self._resolve = resolve
         self._primary, self._secondary, self._event_hubs = primary, secondary, event_hubs
         self._journal = journal
@@ -189,15 +170,7 @@ class Service:
             self._begun = True
 
     def once(self) -> Round:
-        """Drain the messages that are parked now, and return the result; later ones need not be drained.
-
-        Raises
-        ------
-        PairbusError
-            If the secondary does not answer, or none of the queues exists.
-        OSError
-            If the journal folder cannot be written to.
-        """
+        """Drain what is parked now; `PairbusError` if the secondary does not answer or has no such queue."""
         self.begin()
         try:
             depths = self._depths()

@@ -57,19 +57,11 @@ class DeliveryEvents(Protocol):
 
 
 class Destination:
-    """One entity that messages are sent to in one pass.
-
-    Parameters
-    ----------
-    name
-        The entity as users know it, for rows, logs and errors.
-    path
-        Its address on `host`.
-    """
+    """One entity that messages are sent to in one pass."""
 
     def __init__(self, name: str, path: str, host: Host, window: SendWindow, events: DeliveryEvents) -> None:
-        self.name = name
-        self.path = path
+        #: The entity as users know it, for rows, logs and errors; and its address on the host.
+        self.name, self.path = name, path
         self._host = host
         self._window = window
         self._events = events

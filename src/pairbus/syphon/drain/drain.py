@@ -107,14 +107,7 @@ def drain_queue(
     options: DrainOptions | None = None,
     stop: Callable[[], bool] = never,
 ) -> QueueSummary:
-    """Drain one backlog queue until it is empty, its goal is moved, the budget is over, or `stop` returns True.
-
-    Returns
-    -------
-    QueueSummary
-        The counts, and the error if there was one; a drain raises none. A queue that holds only held messages counts
-        as empty, and so does one whose goal was moved.
-    """
+    """Drain one backlog queue until it is empty, its goal is moved, the budget is over, or `stop` returns True."""
     drain = Drain(primary, secondary, event_hubs, queue_index, journal, options or DrainOptions(), stop)
     with relaxed_gc():
         return asyncio.run(drain.run())
@@ -178,11 +171,7 @@ class Drain:
         return self._summary(time.monotonic() - began, is_empty, error)
 
     async def _journal_error(self, writer: JournalWriter) -> str | None:
-        """Return the error that keeps rows from being written.
-
-        A message that is sent and not recorded is not settled, so it is sent again: with a full disk each drain would
-        deliver a window of messages anew.
-        """
+        """Return the error that keeps rows from being written: without them each drain would deliver a window anew."""
         try:
             await writer.prepare()
         except Exception as error:  # whatever a store raises
@@ -298,11 +287,8 @@ class Drain:
             await asyncio.sleep(min(_POLL_SECONDS, seconds))
 
     async def _watch_for_stop(self, deadline: float | None) -> None:
-        """Set `stopping` when the budget is over or `stop` returns True.
-
-        `stop` may read a file on a remote disk that does not answer, so it runs on a thread and the budget does not
-        wait for it.
-        """
+        """Set `stopping` when the budget is over, or `stop` returns True."""
+        # On a thread, as it may read a file on a remote disk that does not answer. The budget does not wait for it.
         asking: asyncio.Task[bool] | None = None
         try:
             while True:

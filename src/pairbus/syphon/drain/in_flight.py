@@ -76,10 +76,7 @@ class InFlightMessage:
 
 
 class HeldMessages:
-    """The messages that a pass holds back, locked, because their destinations do not take them now.
-
-    They are given back at the end of the pass, or before their locks end.
-    """
+    """Messages that a pass holds back, locked, until it ends or their locks are about to: no destination takes them."""
 
     def __init__(self) -> None:
         self._messages: list[InFlightMessage] = []

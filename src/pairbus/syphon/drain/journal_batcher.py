@@ -22,10 +22,7 @@ class JournalPort(Protocol):
 
 
 class JournalWriter:
-    """A journal, called from one thread, in the order in which rows were decided.
-
-    A call that exceeds its deadline has failed, and its thread is left behind.
-    """
+    """A journal, called from one thread; a call that exceeds its deadline has failed, and the thread is left behind."""
 
     def __init__(self, journal: JournalPort) -> None:
         self._journal = journal
@@ -52,15 +49,7 @@ class JournalWriter:
 
 
 class JournalBatcher:
-    """The rows of one pass, written in batches.
-
-    Parameters
-    ----------
-    on_written
-        Called with the messages whose rows are durable, to settle them.
-    on_failed
-        Called once, with the error, if the journal cannot be written; nothing more is written then.
-    """
+    """The rows of one pass, written in batches; after a failure nothing more is written."""
 
     def __init__(
         self,

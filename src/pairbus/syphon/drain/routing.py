@@ -53,10 +53,7 @@ class Host:
         return path.partition("/Partitions/")[0] if self._event_hubs else path
 
     async def connection(self) -> Connection:
-        """Return the connection of this pass, opened once.
-
-        Raises `LinkError` if the host cannot be reached; it is not tried again in this pass.
-        """
+        """Return the connection of this pass, opened once; `LinkError` if that failed: it is not tried again."""
         async with self._lock:
             if self._error is not None:
                 raise self._error
