@@ -19,7 +19,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from pairbus.domain.sqlfilter.filter import (
+from pairbus.domain.sqlfilter import (
     MAX_DEPTH,
     MAX_LENGTH,
     Edit,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import json
 import pickle
@@ -35,6 +36,26 @@ def test_every_public_name_is_there(name: str) -> None:
     assert value.__module__.startswith("pairbus.")
     assert inspect.getdoc(value)
     assert getattr(pairbus, name) is value
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("pairbus.config", "LedgerPlaces NamespaceReference Namespaces SyphonConfig"),
+        ("pairbus.cost", "forecast"),
+        ("pairbus.domain.envelope", "park restore facts message_id Restored Facts EnvelopeError"),
+        ("pairbus.domain.sqlfilter", "parse_filter parse_action SqlFilter SqlAction SqlSyntaxError SqlEvaluationError"),
+        ("pairbus.localbus", "LocalBus LocalBusError"),
+        ("pairbus.localbus.pytest_plugin", "localbus"),
+        ("pairbus.spark", "syphon Syphon SyphonError BatchSummary Ledger Verification verify spark_session"),
+        ("pairbus.spark", "backlog_sequence_numbers"),
+        ("pairbus.spark.testing", "local_spark syphon_config"),
+    ],
+)
+def test_a_documented_import_stays_where_it_is(module: str, names: str) -> None:
+    """Names that the guides and the CHANGELOG give a path keep it, wherever their code lies."""
+    found = importlib.import_module(module)
+    assert [name for name in names.split() if not hasattr(found, name)] == []
 
 
 def test_the_list_of_public_names_is_in_order() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from pairbus.domain.sqlfilter.filter import SqlEvaluationError
+from pairbus.domain.sqlfilter import SqlEvaluationError
 from pairbus.localbus import bus_errors
 from pairbus.localbus.bus_errors import BusError
 from pairbus.localbus.entities.message import COPIED, SCHEDULED, Draft, Message, read_message

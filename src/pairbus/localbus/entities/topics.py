@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 from pairbus.domain.amqp import sections
 from pairbus.domain.amqp.codec import Long, Symbol, Timestamp, UInt, encode
-from pairbus.domain.sqlfilter.filter import Edit, SqlAction, SqlSyntaxError, parse_action, parse_filter
+from pairbus.domain.sqlfilter import Edit, SqlAction, SqlSyntaxError, parse_action, parse_filter
 from pairbus.domain.sqlfilter.properties import user_value
 from pairbus.localbus.bus_errors import INVALID_FIELD, BusError
 from pairbus.localbus.settings import (
