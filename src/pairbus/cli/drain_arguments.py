@@ -10,7 +10,6 @@ from pairbus.config.syphon_config import SyphonConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a drain."""
     parser.add_argument("--config", required=True, metavar="FILE", help="the syphon's configuration, TOML")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--once", action="store_true", help="empty the backlog and end (default)")

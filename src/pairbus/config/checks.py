@@ -57,7 +57,6 @@ _AUTHORITY = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?]*)")
 
 
 def raise_first(problems: Problems) -> None:
-    """Raise an `OptionError` with the first problem, if there is one."""
     if problems:
         raise OptionError(problems[0])
 
@@ -107,7 +106,6 @@ def duration(given: Any, allowed: Range, name: str, problems: Problems, *, accep
 
 
 def whole(given: Any, least: int, most: int | None, name: str, problems: Problems) -> int:
-    """Return a whole number within its range."""
     if isinstance(given, int) and not isinstance(given, bool) and given >= least and (most is None or given <= most):
         return given
     said = f"{least} or more" if most is None else f"{least} … {most}"

@@ -127,7 +127,6 @@ class NamespaceReference:
 
 
 def _connection_string(connection: str) -> str:
-    """Return the connection string in an environment variable or a file of this machine."""
     kind, _, where = connection.partition(":")
     here = f"on {socket.gethostname()}"
     if kind == "env":

@@ -1,11 +1,7 @@
 """Blocking calls with a deadline: each runs on a daemon thread that may be left behind.
 
-A credential, a resolver or a storage client may block for ever, and Python cannot interrupt it. The call therefore runs
-on a daemon thread, and its caller stops waiting in time. A thread of an executor would not do: the event loop and the
-interpreter join those when they end.
-
-`start_call` is the mechanism: it returns a `concurrent.futures.Future`. `call_with_deadline` waits for that in
-synchronous code, `call_in_thread` in asyncio, together with `deadline`; `CallThread` makes calls one after another.
+A credential, a resolver or a storage client may block for ever, and Python cannot interrupt it. Threads of an executor
+would not do: the event loop and the interpreter join those when they end.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A credential of azure-identity with a deadline for each token.
 
-The SDKs ask a credential for a token on the caller's thread, even in the middle of a send: when a link is open and its
-token is about to expire. A credential may take arbitrarily long, or never answer, so it is called on a thread that can
-be left behind. While it does not answer, the last token is used for as long as that is valid.
+The SDKs ask a credential for a token on the caller's thread, even in the middle of a send. A credential may never
+answer, so it is called on a thread that can be left behind. Meanwhile the last token is used while that is valid.
 """
 
 from __future__ import annotations
@@ -94,7 +93,6 @@ class DeadlineCredential:
         ) from TimeoutError(f"no answer within {seconds:g} s")
 
     def _fetch(self, arguments: _Arguments, kwargs: dict[str, Any]) -> Any:
-        """Call the credential, and keep its token."""
         method, scopes, _ = arguments
         token = None
         try:

@@ -80,7 +80,6 @@ class BatchRunner:
         return 0.0 if self._is_running else time.monotonic() - self._changed_at
 
     def restart_idle_time(self) -> None:
-        """Count the idle time from now on."""
         self._changed_at = time.monotonic()
 
     def wait_until_idle(self, timeout: float) -> bool:

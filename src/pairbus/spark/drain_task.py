@@ -132,7 +132,6 @@ _HOST = pa.schema([("host", pa.string())])
 
 
 def summary_of(row: Any) -> QueueSummary:
-    """Return the summary that a row of the summary frame holds."""
     fields = row.asDict(recursive=True)
     held = tuple(HeldCount(**each) for each in fields.pop("held_for") or ())
     del fields["depth"], fields["tick"]

@@ -33,7 +33,6 @@ class _Hook:
         self._function = function
 
     def run(self) -> None:
-        """Called by the JVM."""
         self._function()
 
     class Java:

@@ -105,14 +105,12 @@ class _JournalFolderSignal:
         self._storage().put(self._name, f"{text}\n".encode())
 
     def _read(self) -> str | None:
-        """Return the signal's text; None if it is not set."""
         try:
             return self._storage().read(self._name).decode()
         except FileNotFoundError:
             return None
 
     def remove(self) -> None:
-        """Remove the signal, if it is there."""
         self._storage().delete(self._name)
 
     @property
@@ -133,7 +131,6 @@ class StopSignal(_JournalFolderSignal):
     ending: ClassVar[str] = "stop"
 
     def set(self) -> None:
-        """Request the stop; raises OSError if it cannot be written."""
         self._write("stop")
 
     def is_set(self) -> bool:
@@ -171,11 +168,9 @@ class FolderProbe(_JournalFolderSignal):
     ending: ClassVar[str] = "sample"
 
     def set(self) -> None:
-        """Write the file; raises OSError if the folder cannot be written to."""
         self._write("seen")
 
     def is_seen(self) -> bool:
-        """Return True if the file can be read here."""
         try:
             return self._read() is not None
         except OSError as error:

@@ -1,11 +1,7 @@
 """The streaming source `pairbus-backlog`: it queries the backlog's depth and offers one partition per queue index.
 
 Spark runs the reader in a process of its own beside the driver. Its offsets are ticks, which only count micro-batches:
-the state is the backlog itself. The driver's notes (`signals.ReaderNote`) spare the reader queries, and tell it when to
-offer no batch.
-
-    spark.dataSource.register(BacklogSource)
-    spark.readStream.format("pairbus-backlog").option("config", json.dumps(config.to_mapping())).load()
+the state is the backlog itself.
 """
 
 from __future__ import annotations

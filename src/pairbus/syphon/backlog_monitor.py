@@ -43,7 +43,6 @@ class BacklogMonitor:
         return self._secondary
 
     def renew(self) -> None:
-        """Resolve the secondary anew before the next query."""
         self._secondary = None
 
     def query(self) -> Depths:
@@ -90,15 +89,12 @@ class PollSchedule:
         return not now < self._next <= now + max(self.idle_interval, self.backoff.longest)
 
     def make_due(self) -> None:
-        """Let the next query be due at once."""
         self._next = 0.0
 
     def pause_after_failure(self) -> float:
-        """Return the pause that will follow if the next query fails."""
         return self.backoff.pause(self.failures)
 
     def failed(self, at: float) -> None:
-        """Record a query that failed at this time."""
         self._next = at + self.pause_after_failure()
         self.failures += 1
 

@@ -34,7 +34,6 @@ class Depths:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The queues that do not exist."""
         return tuple(index for index, depth in self.by_index.items() if depth is None)
 
     @property
@@ -44,12 +43,10 @@ class Depths:
 
     @property
     def none_exists(self) -> bool:
-        """True if none of the queues exists."""
         return all(depth is None for depth in self.by_index.values())
 
     @property
     def total(self) -> int:
-        """The number of messages in all queues."""
         return sum(depth or 0 for depth in self.by_index.values())
 
 

@@ -1,7 +1,6 @@
 """The syphon without Spark: one process that drains all backlog queues of a pairing at once, on one event loop.
 
-It shares the drain and the journal with the Spark job. Its rows stay in the journals, where a Spark job with the same
-journal folder finds and folds them.
+Its rows stay in the journals, where a Spark job with the same journal folder finds and folds them.
 """
 
 from __future__ import annotations
@@ -85,12 +84,10 @@ class Round:
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """The errors of all queues, each with its queue's index."""
         return tuple(f"queue {each.queue_index}: {each.error}" for each in self.queues if each.error)
 
     @property
     def held(self) -> tuple[HeldCount, ...]:
-        """The held messages of all queues, counted by destination and reason."""
         return held_over(self.queues)
 
     def __str__(self) -> str:
@@ -241,7 +238,6 @@ class Service:
         return self._secondary
 
     def _depths(self) -> Depths:
-        """Query the depths; raises `PairbusError`."""
         try:
             return self._monitor.query()
         except Exception as error:  # credentials, the SDK and the network raise many kinds
@@ -305,7 +301,7 @@ class Service:
 
 
 def service_for(config: Any, **more: Any) -> Service:
-    """Return the service that a `SyphonConfig` describes, with its references resolved."""
+    """Return the service that a `SyphonConfig` describes."""
     primary, secondary, event_hubs = config.resolve()
     refuse_same(primary, secondary)
     return Service(

@@ -57,7 +57,6 @@ class Token(NamedTuple):
 
 
 def audience_of(namespace: Namespace, path: str) -> str:
-    """Return the resource that a token for an entity grants access to."""
     return f"sb://{namespace.host}/{path}"
 
 
@@ -99,7 +98,6 @@ class CbsClient:
         self._requests = RequestClient(connection, "$cbs")
 
     def open_links(self, timeout: float = ANSWER_SECONDS) -> None:
-        """Open the links to `$cbs`. With the connection's own opening they need no more round trips."""
         self._requests.open_links(timeout)
 
     async def authorize(self, path: str, timeout: float = ANSWER_SECONDS) -> None:

@@ -103,9 +103,6 @@ class Connection(asyncio.Protocol):
                     lambda: connection, host, port, ssl=tls, server_hostname=host if tls is not None else None
                 )
                 await connection._opened
-        except LinkError:
-            connection._release()
-            raise
         except (OSError, asyncio.TimeoutError) as error:
             connection._release()
             reason = str(error) or f"no answer within {timeout:g} s"
@@ -181,17 +178,15 @@ class Connection(asyncio.Protocol):
         if self.lost is not None:
             raise self.lost
         self._links[link.pointer] = link
-        link.open()
         try:
             async with deadline(timeout):
-                await link.wait_until_open()
+                await link.open()
         except asyncio.TimeoutError:
             link.close()
             raise LinkError("com.microsoft:timeout", f"the link was not answered within {timeout:g} s") from None
         return link
 
     def remove_link(self, link: Link) -> None:
-        """Pass no more events on to a link that was closed from this side."""
         self._links.pop(link.pointer, None)
 
     # --- input and output --------------------------------------------------------------------------------------------
@@ -226,7 +221,6 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_paused(self) -> bool:
-        """True while nothing is read from the socket."""
         return self._socket is not None and not self._socket.is_reading()
 
     def resume_reading(self) -> None:

@@ -76,7 +76,6 @@ class RequestClient:
         return sender, receiver
 
     def _replenish_credit(self) -> None:
-        """Give the node credit for a response to every pending request."""
         receiver = self._receiver
         if receiver is not None and (spare := receiver.credit - len(self._pending)) < _SPARE_CREDIT // 10:
             receiver.allow(_SPARE_CREDIT - spare)
@@ -116,7 +115,6 @@ class RequestClient:
         return response.body
 
     def fail_pending(self, error: LinkError) -> None:
-        """Raise an error in every request that waits for a response."""
         for pending in self._pending.values():
             if not pending.done():
                 pending.set_exception(error)

@@ -72,11 +72,9 @@ class EmptyCheck:
         self.asked_at: float | None = None
 
     def moved(self, now: float) -> None:
-        """Note that messages are moving."""
         self._idle_since = now
 
     def ask(self, receiver: Receiver, now: float) -> None:
-        """Drain the receiver's credit."""
         self.asked_at = now
         receiver.drain()
 

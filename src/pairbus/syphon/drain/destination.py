@@ -43,7 +43,6 @@ class SessionQueue:
 
     @property
     def send_by(self) -> float:
-        """The time until which its first message may be sent."""
         return self.messages[0].send_by
 
 
@@ -134,7 +133,6 @@ class Destination:
             self.attach(sender)
 
     def attach(self, sender: Sender) -> None:
-        """Send over this link from now on."""
         self._sender = sender
         self.send_waiting()
 
@@ -159,7 +157,6 @@ class Destination:
             credit -= sent > 0
 
     def _send_session(self, sender: Sender, queue: SessionQueue, most: int, room: int, now: float) -> int:
-        """Send the next batch of a session; return its number of messages."""
         sent = 0
         while queue.messages and not sent:
             sent = self._send_batch(sender, queue.messages, queue.head, most, room, now)
@@ -171,7 +168,8 @@ class Destination:
         """Send the first message and as many behind it as fit into a batch with it; return how many were sent."""
         first: InFlightMessage = messages.popleft()
         if first.size > most:
-            self._refuse_size(first, most)
+            why = f"the message has {first.size} bytes, the limit is {most}"
+            self._refuse(first, LinkError("amqp:link:message-size-exceeded", why))
             return 0
         first.sent_at = now
         if messages and self._host.takes_batches and not first.sent_alone:
@@ -198,10 +196,6 @@ class Destination:
         self._bytes_in_flight += first.size
         sender.send(first.message, first)
         return 1
-
-    def _refuse_size(self, message: InFlightMessage, most: int) -> None:
-        description = f"the message has {message.size} bytes, the limit is {most}"
-        self._refuse(message, LinkError("amqp:link:message-size-exceeded", description))
 
     def _resume_session(self, session: str) -> None:
         """Queue the rest of a session whose batch was answered."""

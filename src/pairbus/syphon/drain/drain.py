@@ -1,7 +1,6 @@
 """The drain of one backlog queue: pass after pass, until it is empty or holds only messages that no destination takes.
 
-A pass (`drain_pass.py`) has connections of its own. If they are lost, the next pass opens others, after a pause that
-doubles while no message is moved.
+Each pass has connections of its own. If they are lost, the next one opens others.
 """
 
 from __future__ import annotations
@@ -71,7 +70,6 @@ class DrainOptions:
 
     @classmethod
     def of(cls, config: SyphonConfig, **more: Any) -> DrainOptions:
-        """Return the options in a configuration, and `more` that it cannot know."""
         return cls(
             window_messages=config.window_messages,
             window_bytes=config.window_bytes,
@@ -179,7 +177,6 @@ class Drain:
         return None
 
     async def _run_passes(self, writer: JournalWriter) -> tuple[PassState, str | None]:
-        """Run passes; return the state and the error of the last one."""
         loop = asyncio.get_running_loop()
         schedule = PassSchedule(self.options.retry_interval)
         last, error = PassState(), None

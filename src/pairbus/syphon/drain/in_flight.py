@@ -54,19 +54,16 @@ class InFlightMessage:
         self.description: str | None = None
 
     def set_facts(self, facts: Facts) -> None:
-        """Take over the broker's annotations."""
         self.sequence = -1 if facts.sequence_number is None else facts.sequence_number
         self.parked_at, self.delivery_count = facts.enqueued_at, facts.delivery_count
 
     def set_content(self, restored: Restored) -> None:
-        """Take over the message as it is sent, and the broker's annotations."""
         self.set_facts(restored.facts)
         self.message, self.size = restored.message, len(restored.message)
         self.message_id, self.session = restored.message_id, restored.session_id
         self.sent_alone = restored.has_partition_key and restored.session_id is None
 
     def set_deadlines(self, now: float, lock_seconds: float) -> None:
-        """Derive the deadlines from the seconds that its lock still lasts."""
         self.send_by, self.answer_by = now + lock_seconds * _SEND_SHARE, now + lock_seconds * _ANSWER_SHARE
 
     @property

@@ -68,7 +68,6 @@ class LockedMessages:
         self._until = now + lock_seconds + _MARGIN_SECONDS
 
     def received(self, sequence: int) -> None:
-        """Note a received message."""
         if not self._suspects_gaps:
             self._reached = max(self._reached, sequence)
         elif sequence == self._reached + 1:

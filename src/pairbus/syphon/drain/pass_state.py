@@ -70,7 +70,6 @@ class PassState:
     ends_since: float = 0.0
 
     def connected(self) -> PassState:
-        """Return the state once both namespaces are reached."""
         return replace(self, phase=Phase.DRAINING) if self.phase is Phase.CONNECTING else self
 
     def end(self, reason: EndReason, now: float, error: str | None = None) -> PassState:
@@ -86,7 +85,6 @@ class PassState:
         return PassState(phase, self.reason or reason, self.error or error, since)
 
     def finished(self) -> PassState:
-        """Return the state once nothing is in flight."""
         return replace(self, phase=Phase.FINISHED)
 
     def is_overdue(self, now: float) -> bool:

@@ -120,7 +120,6 @@ class JournalFolder:
 
     @property
     def location(self) -> str:
-        """The folder, for log lines and errors."""
         return self._storage.location("").rstrip("/")
 
     def begin(self, run: str, previous: str | None) -> None:
@@ -247,7 +246,6 @@ class JournalFolder:
         return [name for name in wanted if name in runs]
 
     def _is_over(self, run: RunState, now: int) -> bool:
-        """Return True if the process of a run is taken for dead."""
         if _is_stale(run.changed_at, now):
             return True
         # Two containers may share a host name. A run wrongly taken for dead is harmless only where plans are exclusive.

@@ -21,7 +21,6 @@ _CHECKED = struct.Struct("<4sI")
 
 
 def encode_frame(magic: bytes, payload: bytes) -> bytes:
-    """Return the payload with its frame header in front."""
     return b"".join((_HEADER.pack(magic, len(payload), _checksum(magic, payload)), payload))
 
 
@@ -67,7 +66,6 @@ class FrameReader:
 
     @property
     def torn(self) -> bool:
-        """True if bytes follow the last whole frame."""
         return self.end < len(self.data)
 
     @property

@@ -1,9 +1,7 @@
 """The write-ahead journal: rows of the ledger, made durable before their messages leave the backlog.
 
-A journal is a sequence of frames (see `frame_format`). Each can be read alone: its payload holds rows and all that they
-share (see `row_format`). The storage decides between one file that grows (`growing_file`) and a folder of files
-(`segments`). A killed process or a full disk may leave a torn frame at the end. It is recognised and never read: the
-write of it was not reported as durable.
+A journal is a sequence of frames (`frame_format`) of rows (`row_format`), in one file that grows (`growing_file`) or a
+folder of files (`segments`). A killed process or a full disk may leave a torn frame at the end, which is never read.
 """
 
 from __future__ import annotations
@@ -34,7 +32,11 @@ SUFFIX = ".journal"
 
 def open_journal(folder: str, head: Head) -> Journal:
     """Return a new journal in the folder or URI of a run, which the first write creates."""
-    return Journal(head, storage_at(folder).new_journal(lambda: journal_name(head)))
+
+    def new_name() -> str:
+        return f"{head.queue_index}-{head.batch}-{head.attempt}-{secrets.token_hex(4)}{SUFFIX}"
+
+    return Journal(head, storage_at(folder).new_journal(new_name))
 
 
 class Journal:
@@ -87,17 +89,12 @@ def close_journal(journal: Journal, queue_index: int) -> None:
         )
 
 
-def journal_name(head: Head) -> str:
-    return f"{head.queue_index}-{head.batch}-{head.attempt}-{secrets.token_hex(4)}{SUFFIX}"
-
-
 def stored_journal(storage: Storage, name: str, segments: Sequence[str]) -> StoredJournal:
     """Return a journal for reading: a folder of `segments`, or one file if there are none, on any storage."""
     return SegmentFolder(storage, name, segments) if segments else GrowingFile(storage, name)
 
 
 def find_journal(storage: Storage, name: str) -> StoredJournal:
-    """Return a journal for reading, or raise FileNotFoundError."""
     if storage.is_file(name):
         return GrowingFile(storage, name)
     segments = [each.name for each in storage.files(name)]

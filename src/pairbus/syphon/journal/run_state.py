@@ -83,7 +83,6 @@ class FoldPlan:
 
 
 def encode_positions(positions: dict[str, Position]) -> bytes:
-    """Return the content of a file `folded-<version>.json`."""
     return json.dumps({"positions": {name: [each.end, each.finished] for name, each in positions.items()}}).encode()
 
 
@@ -122,7 +121,6 @@ class RunState:
         return any(each.name == name for each in self.files)
 
     def path(self, name: str) -> str:
-        """Return the name of a file of the run in its storage."""
         return f"{self.name}/{name}"
 
     def journal_changed_at(self, journal: str) -> int | None:
@@ -171,7 +169,6 @@ class RunState:
             return None
 
     def publish_folded(self, plan: FoldPlan) -> None:
-        """Record that a fold is in the ledger."""
         positions = {name: each for name, each in self.positions.items() if name in self.journals}
         positions |= {each.journal: Position(each.end, each.finished) for each in plan.stretches}
         data = encode_positions(positions)

@@ -40,7 +40,6 @@ def storage_at(folder: str) -> Storage:
 
 
 def join(folder: str, name: str) -> str:
-    """Return the path or URI of a name in a folder."""
     found = _URI.fullmatch(folder)
     query = found[4] if found else None
     if query is None:
