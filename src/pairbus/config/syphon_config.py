@@ -211,12 +211,12 @@ class SyphonConfig:
         """Return the three folders that a Spark job needs; `ConfigError` names those that are missing."""
         if self.ledger is None or self.checkpoint is None or self.journal is None:
             missing = [key for key, field in _LEDGER.items() if getattr(self, field) is None]
-            raise ConfigError([f"[ledger] {key} is missing{OF_A_JOB[key]}" for key in missing])
+            raise ConfigError([f"[ledger] {key} is missing{JOB_NEEDS[key]}" for key in missing])
         return LedgerPlaces(self.ledger, self.checkpoint, self.journal)
 
 
 #: The keys of `[ledger]` that a Spark job needs, each with the text for an error where it is missing.
-OF_A_JOB = dict.fromkeys(_LEDGER, "; a Spark job needs it")
+JOB_NEEDS = dict.fromkeys(_LEDGER, "; a Spark job needs it")
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -33,7 +33,6 @@ class BacklogMonitor:
         self._resolve = resolve
         self._secondary = secondary
         self._on_query = on_query
-        #: The last answer.
         self.last: Depths | None = None
 
     def secondary(self) -> Namespace:
@@ -80,7 +79,6 @@ class PollSchedule:
     idle_interval: float
     #: Pauses after queries that failed.
     backoff: Backoff
-    #: Queries in a row that have failed.
     failures: int = 0
     _next: float = 0.0
 

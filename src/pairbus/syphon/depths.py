@@ -86,7 +86,6 @@ class _Listing:
         self.others: dict[int, int] = {}
         self.delivery_limits: dict[int, int] = {}
         self.pages = 0
-        #: Position of the first wanted queue.
         self.first: int | None = None
 
     def read(self, client: Any, start: int, end: int | None) -> None:
@@ -117,13 +116,6 @@ class _Listing:
     def _index_of(self, name: str) -> int | None:
         number = name.removeprefix(self._prefix)
         return int(number) if name.startswith(self._prefix) and number.isdecimal() else None
-
-
-def backlog_depths(
-    secondary: Namespace, primary_name: str, indexes: Iterable[int] | None, timeout: float = 10.0
-) -> Depths:
-    """Return the depths of a primary's backlog queues (None: of all); for a loop, a `DepthQuery` costs less."""
-    return DepthQuery(primary_name, indexes).run(secondary, timeout)
 
 
 def none_exists_text(depths: Depths, secondary: Namespace, primary_name: str) -> str:

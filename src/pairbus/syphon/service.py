@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pairbus.domain.outcome import Head, HeldCount, QueueSummary, held_over
 from pairbus.errors import PairbusError
 from pairbus.options import Namespace, refuse_same
-from pairbus.runtime import bounded_call as bounds
+from pairbus.runtime import bounded_call
 from pairbus.runtime.backoff import Backoff
 from pairbus.runtime.bounded_call import call_in_thread, call_with_deadline
 from pairbus.runtime.redaction import describe_error
@@ -154,7 +154,7 @@ class Service:
         """Register this run in the journal folder; raises OSError, before any message is taken, if it cannot."""
         if not self._begun:
             call_with_deadline(
-                lambda: self._folder.begin(self._run, None), bounds.JOURNAL_SECONDS, "pairbus-journal-begin"
+                lambda: self._folder.begin(self._run, None), bounded_call.JOURNAL_SECONDS, "pairbus-journal-begin"
             )
             if self._folder.follows_killed_run:
                 self._locked_until = time.monotonic() + LONGEST_LOCK
@@ -220,7 +220,7 @@ class Service:
     def _finish(self) -> None:
         """Mark the run as finished; an error is kept, because raising it would hide an earlier one."""
         try:
-            call_with_deadline(self._folder.finish, bounds.JOURNAL_SECONDS, "pairbus-journal-end")
+            call_with_deadline(self._folder.finish, bounded_call.JOURNAL_SECONDS, "pairbus-journal-end")
         except Exception as error:  # storage raises errors of its own kinds
             self.journal_error = f"the journal {self._folder.location} could not be ended in order: {error}"
 

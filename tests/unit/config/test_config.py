@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from pairbus import ConfigError, OptionError
 from pairbus.config.references import CREDENTIALS
-from pairbus.config.syphon_config import OF_A_JOB, LedgerPlaces, NamespaceReference, SyphonConfig
+from pairbus.config.syphon_config import JOB_NEEDS, LedgerPlaces, NamespaceReference, SyphonConfig
 from pairbus.domain.backlog import format_indexes
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -597,7 +597,7 @@ def test_a_command_names_all_that_is_wrong_at_once(tmp_path: Path, monkeypatch: 
         '[syphon]\nlate = "never"\n[ledger]\npath = "/ledger"\n'
     )
     with pytest.raises(ConfigError) as raised:
-        SyphonConfig.for_command(file, queues="x", max_rate=-1.0, needs=OF_A_JOB)
+        SyphonConfig.for_command(file, queues="x", max_rate=-1.0, needs=JOB_NEEDS)
     late, queues, rate, checkpoint, primary, secondary = raised.value.problems
     assert raised.value.source == str(file)
     assert late.startswith("[syphon] late must be one of")

@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pairbus.domain.conditions import MAX_UNKNOWN_DELIVERIES, MESSAGE_CONDITIONS, Refusal, refusal_of
-from pairbus.syphon.amqp.link import ACCEPTED, ConnectionLost, LinkError, Sender
+from pairbus.syphon.amqp.link import NO_OUTCOME, ConnectionLost, LinkError, Sender
 from pairbus.syphon.amqp.message_format import batch_head
 
 from .flow_control import SendWindow
@@ -213,22 +213,19 @@ class Destination:
         batch: list[InFlightMessage] = context if type(context) is list else [context]
         size = self._remove_in_flight(batch)
         session = batch[0].session
-        if state == ACCEPTED:
+        if error is None:  # accepted
             sender = self._sender
             self._window.accepted(len(batch), 0.0 if sender is None else sender.loop_time() - batch[0].sent_at, size)
             for message in batch:
                 self._events.accepted(message)
             if session is not None:
                 self._resume_session(session)
-        elif not state:
-            assert error is not None
+        elif state == NO_OUTCOME:
             self._doubt(batch, error)
             self.fail(error)
         elif len(batch) > 1:
-            assert error is not None
             self._batch_refused(batch, error)
         else:
-            assert error is not None
             self._message_refused(batch[0], error)
         if self._waiting:
             self.send_waiting()

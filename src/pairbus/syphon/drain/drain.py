@@ -56,11 +56,9 @@ class DrainOptions:
     budget: float | None = 30.0
     #: The number of messages to move, those that are in the queue first. None: also those that are parked meanwhile.
     goal: int | None = None
-    #: Seconds between two passes over the queue.
     retry_interval: float = 1.0
     #: `deliver` or `dead-letter`, for a message whose time to live ended in the backlog.
     late: str = "deliver"
-    #: The most messages a second.
     max_rate: float | None = None
     #: Seconds that a destination may leave a message unanswered.
     answer_timeout: float = 15.0
@@ -261,7 +259,7 @@ class Drain:
         refused = [(name, reason) for name, reason in reasons if reason in self.credential_refusals]
         if refused and error is None:
             name, reason = min(refused)
-            error = f"this syphon is not let in, see [primary] (or [event_hubs]): {name}: {reason}"
+            error = f"the credential of [primary] (or [event_hubs]) is refused: {name}: {reason}"
         return QueueSummary(
             queue_index=self.queue_index,
             received=self.received,

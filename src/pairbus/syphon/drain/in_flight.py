@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pairbus.domain.envelope import Facts, Restored
@@ -18,40 +19,34 @@ _ANSWER_SHARE = 0.85
 _NEVER = float("inf")
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class InFlightMessage:
     """One message that was received from the backlog queue and is not settled yet."""
 
-    __slots__ = (
-        "answer_by", "delivery", "delivery_count", "description", "destination", "is_abandoned", "message",
-        "message_id", "outcome", "parked_at", "reason", "received_size", "send_by", "sent_alone", "sent_at",
-        "sequence", "session", "size",
-    )  # fmt: skip
-
-    def __init__(self, delivery: Any, received_size: int) -> None:
-        self.delivery = delivery
-        #: Bytes as received from the backlog, and as sent to the destination.
-        self.received_size = received_size
-        self.size = 0
-        #: The encoded message; emptied once it is not needed any more.
-        self.message = b""
-        self.destination: str | None = None
-        self.sequence = -1
-        self.message_id: str | None = None
-        self.session: str | None = None
-        self.parked_at: int | None = None
-        self.delivery_count = 0
-        #: Times by the event loop's clock: when it was sent, until when it may be sent, and until when an answer is of
-        #: use.
-        self.sent_at = self.send_by = self.answer_by = 0.0
-        #: True once it was given back to the backlog queue.
-        self.is_abandoned = False
-        #: True if it must not share a batch: one with it was refused, or it has a partition key (a batch goes to one
-        #: partition).
-        self.sent_alone = False
-        #: The outcome, once it is decided, with the reason and the description for its row.
-        self.outcome: Outcome | None = None
-        self.reason: str | None = None
-        self.description: str | None = None
+    delivery: Any
+    #: Bytes as received from the backlog, and as sent to the destination.
+    received_size: int
+    size: int = 0
+    #: The encoded message; emptied once it is not needed any more.
+    message: bytes = b""
+    destination: str | None = None
+    sequence: int = -1
+    message_id: str | None = None
+    session: str | None = None
+    parked_at: int | None = None
+    delivery_count: int = 0
+    #: Times by the event loop's clock: when it was sent, until when it may be sent, and until when an answer is of use.
+    sent_at: float = 0.0
+    send_by: float = 0.0
+    answer_by: float = 0.0
+    #: True once it was given back to the backlog queue.
+    is_abandoned: bool = False
+    #: True if it must not share a batch: one with it was refused, or it has a partition key of its own.
+    sent_alone: bool = False
+    #: The outcome, once it is decided, with the reason and the description for its row.
+    outcome: Outcome | None = None
+    reason: str | None = None
+    description: str | None = None
 
     def set_facts(self, facts: Facts) -> None:
         self.sequence = -1 if facts.sequence_number is None else facts.sequence_number
@@ -100,6 +95,6 @@ class HeldMessages:
         messages = [*abandoned, *self._messages]
         name, count = Counter(message.destination for message in messages).most_common(1)[0]
         return (
-            f"{len(messages)} messages are held back ({count} of them for {name}); what lies behind them was not "
-            "looked at"
+            f"{len(messages)} messages are held back ({count} of them for {name}); messages behind them were not "
+            "checked"
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pairbus.domain.outcome import Row, Rows
-from pairbus.runtime import bounded_call as bounds
+from pairbus.runtime import bounded_call
 from pairbus.runtime.bounded_call import CallThread, deadline
 
 from .in_flight import InFlightMessage
@@ -35,7 +35,7 @@ class JournalWriter:
         await self._called(lambda: self._journal.write(Rows.of(rows)))
 
     async def _called(self, call: Callable[[], None]) -> None:
-        seconds = bounds.JOURNAL_SECONDS
+        seconds = bounded_call.JOURNAL_SECONDS
         try:
             async with deadline(seconds):
                 await self._thread.call(call)

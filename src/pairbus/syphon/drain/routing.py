@@ -38,7 +38,6 @@ class Host:
 
     def __init__(self, namespace: Namespace, timeout: float, *, event_hubs: bool = False) -> None:
         self.namespace = namespace
-        #: Seconds that any answer may take.
         self.timeout = timeout
         self._event_hubs = event_hubs
         #: False for Event Hubs, which gives a batch to one partition: events that were sent singly must stay single.

@@ -29,9 +29,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from .journal import read_rows
+from .journal import find_journal
 from .process_mark import ProcessMark
-from .row_format import SCHEMA
+from .row_format import SCHEMA, decode_rows
 from .run_state import (
     ALIVE,
     DONE,
@@ -73,7 +73,8 @@ def read_parts(parts: Iterable[tuple[str, int, int]]) -> Iterator[Any]:
     # If another syphon has removed a journal because it has folded the same version, the ledger skips the repetition.
     for path, start, end in parts:
         folder, name = split(path)
-        table = pa.Table.from_batches(read_rows(storage_at(folder), name, start, end), SCHEMA)
+        payloads = find_journal(storage_at(folder), name).payloads(start, end)
+        table = pa.Table.from_batches(decode_rows(payloads), SCHEMA)
         yield from table.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
 
 
@@ -82,11 +83,9 @@ class OtherRun:
     """A run of another process, as `runs_to_fold` needs to know it."""
 
     name: str
-    #: True if the run has ended in order.
     is_done: bool
     #: True if the run is done, or its process is taken for dead.
     is_over: bool
-    #: True if the run folds journals.
     folds: bool
 
 
@@ -168,7 +167,7 @@ class JournalFolder:
             except UnreadableRunStateError as error:
                 if name == own:
                     raise
-                log.error("the journals of run %s are left alone: %s", name, error)
+                log.error("journals of run %s not folded: %s", name, error)
                 continue
             if fold is not None:
                 (planned if is_new else pending).append(fold)

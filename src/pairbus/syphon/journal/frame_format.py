@@ -51,7 +51,6 @@ class FrameReader:
     end: int = 0
     #: Offset behind the last whole data frame.
     data_end: int = 0
-    #: True if the end frame was read.
     finished: bool = False
 
     def __iter__(self) -> Iterator[memoryview]:

@@ -11,8 +11,7 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from pairbus.domain.outcome import Head, Rows
 from pairbus.runtime import bounded_call
@@ -20,7 +19,7 @@ from pairbus.runtime.bounded_call import call_with_deadline
 
 from .frame_format import DATA, encode_frame
 from .growing_file import GrowingFile
-from .row_format import RowEncoder, decode_rows
+from .row_format import RowEncoder
 from .segments import SegmentFolder
 from .storage import storage_at
 from .storage_port import FrameWriter, Storage, StoredJournal
@@ -101,8 +100,3 @@ def find_journal(storage: Storage, name: str) -> StoredJournal:
     if not segments:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), storage.location(name))
     return SegmentFolder(storage, name, segments)
-
-
-def read_rows(storage: Storage, name: str, start: int, end: int) -> Iterator[Any]:
-    """Yield the rows between two positions of a journal, as record batches with `SCHEMA`."""
-    yield from decode_rows(find_journal(storage, name).payloads(start, end))

@@ -42,7 +42,6 @@ class Position:
 
     #: See `Extent.end`.
     end: int
-    #: True if the journal was finished there.
     finished: bool = False
 
 
@@ -52,7 +51,6 @@ class Stretch(NamedTuple):
     journal: str
     start: int
     end: int
-    #: True if the journal is finished at `end`.
     finished: bool
 
 
@@ -107,7 +105,6 @@ class RunState:
     positions: dict[str, Position] = field(default_factory=dict)
     #: The fold that was planned after it, and may be in the ledger.
     pending: FoldPlan | None = None
-    #: The journals by name.
     journals: dict[str, StoredJournal] = field(default_factory=dict)
     #: Versions whose plan was cut short by a kill, before anything was done with it.
     _unreadable_versions: set[int] = field(default_factory=set)
