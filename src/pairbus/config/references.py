@@ -159,20 +159,14 @@ def _checked(values: Mapping[str, Any], where: str, problems: Problems) -> dict[
     elif "host" in values:
         final["host"] = checks.host(values["host"], f"{where} host", problems)
         if final["host"] is not None and values.get("name") is None:
-            final["name"] = _name_of(final["host"], where, problems)
+            final["name"] = namespace_name(final["host"])
+            if final["name"] is None:
+                why = f"the host {final['host']} does not contain it; it must be the one that senders use"
+                problems.append(f"{where} name is missing: {why}")
         _check_credential(values, where, problems)
     else:
         problems.append(f'{where} needs connection = "env:NAME", or host and credential')
     return final
-
-
-def _name_of(host: str, where: str, problems: Problems) -> str | None:
-    name = namespace_name(host)
-    if name is None:
-        problems.append(
-            f"{where} name is missing: the host {host} does not contain it; it must be the one that senders use"
-        )
-    return name
 
 
 def _check_connection(values: Mapping[str, Any], where: str, problems: Problems) -> None:

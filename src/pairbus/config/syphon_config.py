@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -143,12 +144,7 @@ class SyphonConfig:
             if not of_path and not (isinstance(given, dict) and key in given):
                 problems.append(f"[ledger] {key} is missing{why}")
         for name in _NAMESPACES:  # malformed references are among the problems already
-            reference = NamespaceReference.read(data[name], f"[{name}]", []) if name in data else None
-            try:
-                if isinstance(reference, NamespaceReference):
-                    reference.resolve()
-            except OptionError as error:
-                problems.append(f"[{name}] {error}")
+            _resolve(name, NamespaceReference.read(data[name], f"[{name}]", []) if name in data else None, problems)
         if config is None or problems:
             raise ConfigError(problems, str(path))
         return config.with_overrides(queues=queues, max_rate=max_rate)
@@ -193,16 +189,9 @@ class SyphonConfig:
     def resolve(self) -> Namespaces:
         """Return all namespaces, resolved in this process; one `ConfigError` names each that cannot be."""
         problems: Problems = []
-        found: list[Namespace | None] = []
-        for name in _NAMESPACES:
-            reference: NamespaceReference | None = getattr(self, name)
-            try:
-                found.append(None if reference is None else reference.resolve())
-            except OptionError as error:
-                problems.append(f"[{name}] {error}")
+        primary, secondary, event_hubs = (_resolve(name, getattr(self, name), problems) for name in _NAMESPACES)
         if problems:
             raise ConfigError(problems)
-        primary, secondary, event_hubs = found
         assert primary is not None
         assert secondary is not None
         return Namespaces(primary, secondary, event_hubs)
@@ -217,6 +206,14 @@ class SyphonConfig:
 
 #: The keys of `[ledger]` that a Spark job needs, each with the text for an error where it is missing.
 JOB_NEEDS = dict.fromkeys(_LEDGER, "; a Spark job needs it")
+
+
+def _resolve(name: str, reference: NamespaceReference | None, problems: Problems) -> Namespace | None:
+    try:
+        return None if reference is None else reference.resolve()
+    except OptionError as error:
+        problems.append(f"[{name}] {error}")
+        return None
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -271,11 +268,8 @@ def _check_ledger(final: dict[str, Any], problems: Problems) -> None:
 
 def _check_apart(path: str | None, checkpoint: str | None, journal: str | None, problems: Problems) -> None:
     """Check that checkpoint and journal have folders of their own; those may be in the ledger's, not in a table's."""
-    for one, other, first, second in (
-        ("path", "checkpoint", path, checkpoint),
-        ("path", "journal", path, journal),
-        ("checkpoint", "journal", checkpoint, journal),
-    ):
+    folders = {"path": path, "checkpoint": checkpoint, "journal": journal}
+    for (one, first), (other, second) in combinations(folders.items(), 2):
         if first is not None and first == second:
             problems.append(f"[ledger] {one} and {other} must be two folders, not both {checks.shown(first)}")
             return

@@ -36,7 +36,7 @@ def start_call(call: Callable[[], T], name: str, on_end: Callable[[Future[T]], N
 
 
 def call_with_deadline(call: Callable[[], T], seconds: float, name: str) -> T:
-    """Return the result of a call; TimeoutError if it takes longer, and its thread is left behind."""
+    """Return a call's result; TimeoutError after so many seconds, and its thread is left behind."""
     future = start_call(call, name)
     if not is_done_within(future, seconds):
         raise TimeoutError(f"no answer within {seconds:g} s")

@@ -30,7 +30,7 @@ _Arguments = tuple[str, tuple[str, ...], str]
 
 
 def deadline_credential(credential: Any) -> Any:
-    """Return a credential with a deadline for each token, the same one for every caller; keys stay as they are."""
+    """Return a credential with a deadline for each token, one for all callers; keys and signatures as they are."""
     if isinstance(credential, (AzureNamedKeyCredential, AzureSasCredential)):  # they contact no service
         return credential
     key = os.getpid(), id(credential)  # a forked process has none of its parent's threads

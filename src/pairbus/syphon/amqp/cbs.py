@@ -12,6 +12,7 @@ import hmac
 import logging
 import re
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote_plus
 
@@ -116,9 +117,7 @@ class CbsClient:
             task.cancel()
 
     async def _new_token(self, path: str, timeout: float) -> Token:
-        def call_credential() -> Token:
-            return token_for(self._connection.namespace, path, event_hubs=self._event_hubs)
-
+        call_credential = partial(token_for, self._connection.namespace, path, event_hubs=self._event_hubs)
         try:
             async with deadline(timeout):
                 return await call_in_thread(call_credential, "pairbus-token")

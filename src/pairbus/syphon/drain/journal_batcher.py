@@ -49,7 +49,7 @@ class JournalWriter:
 
 
 class JournalBatcher:
-    """The rows of one pass, written in batches; after a failure nothing more is written."""
+    """The rows of one pass, written in batches; `on_failed` gets the error after which nothing more is written."""
 
     def __init__(
         self,

@@ -104,7 +104,7 @@ class PassState:
 
 
 class PassSchedule:
-    """The decision after each pass of a drain: a pause before the next one, doubled while none moves, or the end."""
+    """The decision after each pass: a pause before the next, doubled for each that moves nothing, or to give up."""
 
     def __init__(self, retry_interval: float) -> None:
         self._backoff = Backoff(retry_interval, _LONGEST_PAUSE)

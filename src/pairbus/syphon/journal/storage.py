@@ -40,20 +40,21 @@ def storage_at(folder: str) -> Storage:
 
 
 def join(folder: str, name: str) -> str:
-    found = _URI.fullmatch(folder)
-    query = found[4] if found else None
-    if query is None:
-        return f"{folder.rstrip('/')}/{name}"
-    return f"{folder[: -len(query) - 1].rstrip('/')}/{name}?{query}"
+    bare, query = _split_query(folder)
+    return f"{bare.rstrip('/')}/{name}{query}"
 
 
 def split(path: str) -> tuple[str, str]:
     """Return the folder and the name that `join` made a path of."""
-    found = _URI.fullmatch(path)
-    query = found[4] if found else None
-    bare = path if query is None else path[: -len(query) - 1]
+    bare, query = _split_query(path)
     folder, _, name = bare.rpartition("/")
-    return (folder or ("/" if bare.startswith("/") else ".")) + ("" if query is None else f"?{query}"), name
+    return (folder or ("/" if bare.startswith("/") else ".")) + query, name
+
+
+def _split_query(path: str) -> tuple[str, str]:
+    found = _URI.fullmatch(path)
+    query = "" if found is None or found[4] is None else f"?{found[4]}"
+    return path.removesuffix(query), query
 
 
 def _file_storage(folder: str) -> LocalStorage:
