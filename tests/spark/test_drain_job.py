@@ -107,7 +107,7 @@ class TestOnce:
         assert drain("--config", str(written), "--once", "--queues", "0", "--max-rate", "1000") == 0
         out = capsys.readouterr().out
         assert f"held back in the backlog: 2 for {busy}: " in out
-        assert "nothing else is in what was asked for of the backlog" in out
+        assert "nothing else is in the requested part of the backlog" in out
         assert (pair.arrived(queue), backlog.depths()) == (5, {0: 2, 1: 5})
 
     def test_dead_letters_are_listed(

@@ -77,7 +77,7 @@ def test_pairbus_drain_with_a_wrong_key_fails(pair: Pair, backlog: Backlog, tmp_
     config.write_text(config.read_text().replace("env:PAIRBUS_TEST_PRIMARY", f"file:{wrong}"))
     code, out, _ = drain(pair, "--config", str(config))
     assert code == 1
-    assert f"this syphon is not let in, see [primary] (or [event_hubs]): {queue}: com.microsoft:auth-failed" in out
+    assert f"the credential of [primary] (or [event_hubs]) is refused: {queue}: com.microsoft:auth-failed" in out
     assert f"held back in the backlog: 5 for {queue}" in out
     assert backlog.depth() == 5
 

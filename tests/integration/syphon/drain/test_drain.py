@@ -17,9 +17,10 @@ from pairbus.domain.outcome import Head, Rows
 from pairbus.syphon.drain import completion, drain_pass
 from pairbus.syphon.drain.drain import DrainOptions
 from pairbus.syphon.drain.pass_state import PassState
-from pairbus.syphon.journal.journal import open_journal, read_journal
+from pairbus.syphon.journal.journal import open_journal
 from pairbus.syphon.journal.row_format import SCHEMA
 from tests.support.backlog import Backlog, Remembering, encoded, numbered
+from tests.support.journal_rows import read_journal
 from tests.support.pairing import Pair
 from tests.support.process_fixtures import administer
 from tests.support.scripted_peer import Peer
@@ -180,7 +181,7 @@ def test_messages_of_a_destination_that_refuses_them_for_now_are_held(
     getattr(pair.primary.faults, fault)(entity=ill, **parameters)
     summary = backlog.drain()
     # A refused credential is an error: waiting does not help.
-    assert ("not let in" in (summary.error or "")) == (said == "amqp:unauthorized-access")
+    assert ("(or [event_hubs]) is refused" in (summary.error or "")) == (said == "amqp:unauthorized-access")
     assert (summary.delivered, summary.held) == (10, 10)
     assert summary.empty
     (held,) = summary.held_for

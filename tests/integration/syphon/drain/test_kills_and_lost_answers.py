@@ -21,7 +21,6 @@ from azure.servicebus import ServiceBusMessage
 
 from pairbus.syphon.drain import drain_pass
 from pairbus.syphon.drain.flow_control import ServiceClock
-from pairbus.syphon.journal.journal import read_journal
 from tests.support.backlog import Backlog, InBackground, Remembering, encoded
 from tests.support.counting import (
     Came,
@@ -34,6 +33,7 @@ from tests.support.counting import (
     repeats,
     take_all,
 )
+from tests.support.journal_rows import read_journal
 from tests.support.pairing import Pair
 from tests.support.waiting import wait_until
 

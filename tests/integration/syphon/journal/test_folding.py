@@ -239,7 +239,7 @@ def test_a_damaged_state_stops_its_own_run_and_no_other(tmp_path: Path, caplog: 
     new_journal(root, "a").write(rows(2))
     fold_all(folder, ledger)
     assert ledger.numbers == [1, 2]
-    assert "run b are left alone" in caplog.text
+    assert "run b not folded" in caplog.text
 
 
 def test_a_run_must_have_begun_and_its_name_is_checked(tmp_path: Path) -> None:

@@ -312,7 +312,7 @@ def test_a_refused_credential_is_an_error(scripted: Scripted) -> None:
         return EndReason.EMPTY
 
     assert scripted(script).error == (
-        "this syphon is not let in, see [primary] (or [event_hubs]): q: amqp:unauthorized-access"
+        "the credential of [primary] (or [event_hubs]) is refused: q: amqp:unauthorized-access"
     )
     scripted.passes = 0
     assert scripted(lambda drain: (script(drain), (EndReason.BACKLOG_LOST, "lost"))[1]).error == "lost"
