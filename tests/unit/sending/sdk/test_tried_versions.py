@@ -12,7 +12,7 @@ import pytest
 
 from pairbus.sending.sdk.tried_versions import TRIED, private_names_of
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.mark.parametrize("missing", [ImportError("cannot import name '_x'"), AttributeError("no attribute '_x'")])
