@@ -7,10 +7,8 @@ from pyspark.sql import SparkSession
 
 from pairbus.config.syphon_config import SyphonConfig
 from pairbus.spark import syphon, verify
-from tests.support.event_hubs import KEY, Hubs, body, hubs, hubs_bus, message_annotations
+from tests.support.event_hubs import KEY, Hubs, body, message_annotations
 from tests.support.spark import Backlog
-
-__all__ = ["hubs", "hubs_bus"]
 
 
 def with_hubs(backlog: Backlog, hubs: Hubs) -> SyphonConfig:

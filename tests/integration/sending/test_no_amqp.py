@@ -15,7 +15,7 @@ from azure.servicebus.exceptions import ServiceBusConnectionError, ServiceBusErr
 
 from pairbus.sending.connections import ConnectionPool, SenderConnection
 from pairbus.sending.sdk.classification import is_unnamed
-from tests.support.event_hubs import Hubs, event, hubs, hubs_bus  # noqa: F401  # fixtures
+from tests.support.event_hubs import Hubs, event
 from tests.support.pairing import Pair, backlog_queue_of, entity_of, returned_messages
 from tests.support.waiting import wait_until
 
@@ -132,7 +132,7 @@ def test_a_backlog_queue_that_answers_nonsense_is_left_for_another(pair: Pair) -
     assert [path for path, found in bus.status().queues.items() if not found.in_rotation] == [bad]
 
 
-def test_a_hub_that_answers_nonsense_fails_over(hubs: Hubs) -> None:  # noqa: F811
+def test_a_hub_that_answers_nonsense_fails_over(hubs: Hubs) -> None:
     """azure-eventhub wraps it in an error of its own."""
     hub = hubs.hub()
     bus = hubs.pairing(send_timeout=60)

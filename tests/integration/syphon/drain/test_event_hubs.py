@@ -9,10 +9,8 @@ from azure.eventhub import EventData
 
 from pairbus.syphon.amqp.link import Sender
 from tests.support.backlog import Backlog, encoded, numbered
-from tests.support.event_hubs import KEY, Hubs, body, hubs, hubs_bus, message_annotations
+from tests.support.event_hubs import KEY, Hubs, body, message_annotations
 from tests.support.pairing import Pair
-
-__all__ = ["hubs", "hubs_bus"]
 
 
 @pytest.fixture
