@@ -123,7 +123,7 @@ async def no_commit() -> None:
 def site(authority: tuple[ssl.SSLContext, str], request: pytest.FixtureRequest) -> Iterator[Site]:
     """The REST API over the real broker, or over the fake one for tests that look into it."""
     context, ca_file = authority
-    broker = FakeBroker() if "fake" in request.fixturenames else None
+    broker: Any = FakeBroker() if "fake" in request.fixturenames else None
     management = Management(
         broker or Broker("contoso"),
         check_token,
