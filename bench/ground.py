@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from azure.servicebus.management import ServiceBusAdministrationClient
 
+from bench.bench_client import BenchClient, message_of, send_many
 from bench.figures import ROOT, Side
 from bench.localbus import cpu_seconds
-from bench.raw_client import RawClient, message_of, send_many
 from pairbus import Namespace
 from pairbus.domain.amqp.sections import PROPERTIES, split
 from pairbus.domain.backlog import PROPERTIES as OF_BACKLOG_QUEUES
@@ -88,7 +88,7 @@ class Ground:
 
     def park(self, count: int, queue: int = 0) -> None:
         """Park messages of 1 KB for the destination in a backlog queue."""
-        client = RawClient(self.secondary.connection_string, queue_path(PRIMARY, queue))
+        client = BenchClient(self.secondary.connection_string, queue_path(PRIMARY, queue))
         try:
             send_many(client, count, PARKED)
         finally:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from azure.servicebus.management import ServiceBusAdministrationClient
 
-from bench.raw_client import RawClient, message_of, receive_many, send_many
+from bench.bench_client import BenchClient, message_of, receive_many, send_many
 from pairbus.localbus import LocalBus
 
 #: More messages of 1 KB than the broker's cache holds.
@@ -46,7 +46,7 @@ class Bench:
             bus.connection_string, connection_verify=bus.ca_file
         ) as admin:
             admin.create_queue("bench", max_size_in_megabytes=5120, lock_duration="PT5M")
-        self.client = RawClient(bus.connection_string, "bench")
+        self.client = BenchClient(bus.connection_string, "bench")
 
     def measure(self, what: str, count: int) -> tuple[float, float]:
         """Return messages per second, and CPU µs per message."""

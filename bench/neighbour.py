@@ -18,7 +18,7 @@ from collections.abc import Callable
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.management import ServiceBusAdministrationClient
 
-from bench.raw_client import RawClient, ffi, lib, message_of, send_many
+from bench.bench_client import BenchClient, ffi, lib, message_of, send_many
 from pairbus.localbus import LocalBus
 
 SIZE = 1024
@@ -26,7 +26,7 @@ SIZE = 1024
 
 def flood(connection_string: str, entity: str) -> None:
     """Send messages until killed."""
-    client = RawClient(connection_string, entity)
+    client = BenchClient(connection_string, entity)
     message = message_of(SIZE)
     print("flooding", flush=True)
     while True:
@@ -37,7 +37,7 @@ class RawNeighbour:
     """A client that sends a message and waits for its answer before it sends the next."""
 
     def __init__(self, connection_string: str, entity: str) -> None:
-        self._client = RawClient(connection_string, entity)
+        self._client = BenchClient(connection_string, entity)
         self._link = self._client.sender(entity)
         self._message = message_of(SIZE)
         self._sent = 0

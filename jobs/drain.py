@@ -13,7 +13,7 @@ import sys
 import threading
 
 from pairbus.cli.drain_arguments import add_arguments, load_config, log_to_stderr
-from pairbus.config.syphon_config import OF_A_JOB
+from pairbus.config.syphon_config import JOB_NEEDS
 from pairbus.errors import OptionError
 from pairbus.spark import Syphon, SyphonError, spark_session, syphon
 from pairbus.spark.shutdown import before_spark_ends
@@ -33,7 +33,7 @@ def run(job: Syphon, once: bool, stop: threading.Event) -> int:
             print(f"dead-lettered in the backlog: {count} for {destination}: {reason}")
         for each in held:
             print(f"held back in the backlog: {each.count} for {each.destination}: {each.reason}")
-        drained = "what was asked for of the backlog" if job.left_out else "the backlog"
+        drained = "the requested part of the backlog" if job.left_out else "the backlog"
         print(f"nothing else is in {drained}" if held else f"{drained} is empty")
         return 0
     query = job.start()
@@ -49,7 +49,7 @@ def main() -> int:
     options = arguments()
     log_to_stderr("py4j")
     try:
-        config = load_config(options, OF_A_JOB)  # before Spark starts, which takes a while
+        config = load_config(options, JOB_NEEDS)  # before Spark starts, which takes a while
         spark = spark_session("pairbus-syphon")
         job = syphon(spark, config)
     except OptionError as error:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from _pytest import runner
 from hypothesis import HealthCheck, settings
-from xdist.scheduler import LoadFileScheduling
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 #: Loggers whose levels the `pairbus` commands set.
 _LOGGERS = ("azure", "py4j", "pairbus")

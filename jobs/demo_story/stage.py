@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pairbus import Event, Namespace, PairedNamespace, PairingOptions, pair_namespaces
 from pairbus.localbus import LocalBus
-from pairbus.syphon.depths import backlog_depths
+from pairbus.syphon.depths import DepthQuery
 
 from .consumers import Consumers, Parked, Place, administration, dead_letters, in_backlog, picture
 from .goods import AUDIT, DOOMED, RULES, SESSIONS, SHARES, TOPIC, create_destinations
@@ -95,7 +95,7 @@ class Stage:
         def watch() -> None:
             nonlocal left, next_look
             if time.monotonic() >= next_look:
-                left = backlog_depths(namespace(self.secondary), self.primary.name, range(QUEUES)).total
+                left = DepthQuery(self.primary.name, range(QUEUES)).run(namespace(self.secondary)).total
                 next_look = time.monotonic() + 2.0
             home = f"{parked - left:,} of {parked:,} are delivered" if left < parked else "Spark is starting"
             self.screen.progress(home if left else "the backlog is empty; the journals are folded into the ledger")

@@ -18,14 +18,10 @@ from pairbus.localbus.broker.broker import Broker
 from pairbus.localbus.entities_file import load_entities
 from pairbus.localbus.faults.client import FaultClient
 from pairbus.sending import events
+from tests.support.code_blocks import ROOT, blocks
 
-ROOT = Path(__file__).resolve().parents[2]
 OUTAGES = ("README.md", "docs/sender.md")
 DOCUMENTS = [path.relative_to(ROOT) for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))]
-
-
-def blocks(document: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
 
 
 def test_the_readmes_python_example_runs() -> None:

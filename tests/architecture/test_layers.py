@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "pairbus"
+from tests.support.source_tree import SOURCE, imported, layer_of
+
 #: I/O, threads, clocks, SDKs and engines.
 WORLD = frozenset(
     {"asyncio", "socket", "ssl", "sqlite3", "threading", "time", "azure", "proton", "cproton_ffi", "pyspark", "h11"}
@@ -45,25 +45,6 @@ BESIDE = Layer(SHARED | {"config", "sending", "cost"}, refuses=ENGINES)
 PURE = "localbus/entities"
 
 
-def layer_of(path: Path, source: Path = SOURCE) -> str:
-    """Return the package under `pairbus` that holds the module, or the module's own name if it lies beside them."""
-    return path.relative_to(source).parts[0].removesuffix(".py")
-
-
-def imported(path: Path, source: Path = SOURCE) -> set[str]:
-    """Return the absolute name of everything that a module imports, inside functions too."""
-    package = ["pairbus", *path.relative_to(source).parts[:-1]]
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            found |= {f"{module}.{alias.name}" for alias in node.names} | {module}
-    return found
-
-
 def violations(path: Path, source: Path = SOURCE) -> set[str]:
     """Return the imports that a module's layer does not allow."""
     here = layer_of(path, source)
@@ -72,7 +53,7 @@ def violations(path: Path, source: Path = SOURCE) -> set[str]:
     refused = layer.refuses | (WORLD if is_pure else frozenset())
     allowed = layer.may_import | {here}
     found = set()
-    for name in imported(path, source):
+    for name in imported(path, source, "pairbus"):
         first, _, rest = name.partition(".")
         if first in refused or (
             first == "pairbus" and rest and rest.partition(".")[0] not in allowed and not rest.startswith("_")

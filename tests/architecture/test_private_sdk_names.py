@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.test_layers import SOURCE, layer_of
+from tests.support.source_tree import SOURCE, layer_of
 
 ADAPTERS = SOURCE / "sending" / "sdk"
 MODULES = [path for path in sorted(SOURCE.rglob("*.py")) if ADAPTERS not in path.parents]

@@ -21,8 +21,9 @@ from tests.cluster.processes import Process, connected_to
 from tests.cluster.spark_cluster import MASTER, Cluster, Submission
 from tests.support.backlog import Backlog, encoded
 from tests.support.counting import Came, assert_in_order, park_many, repeats
-from tests.support.pairing import Pair, wait_until
+from tests.support.pairing import Pair
 from tests.support.raw_client import RawClient
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 QUEUES, EXECUTORS = 6, 3

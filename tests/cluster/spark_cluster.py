@@ -16,7 +16,7 @@ from typing import IO, Any
 from pyspark.find_spark_home import _find_spark_home
 
 from tests.cluster.processes import Process, below, kill, of_sessions
-from tests.support.pairing import wait_until
+from tests.support.waiting import wait_until
 
 SPARK_HOME = Path(_find_spark_home())
 #: An address for each, as if they were machines: on Linux all of 127.0.0.0/8 is the loopback.

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from tests.cluster.cluster_drain import EXECUTORS, WINDOW, ClusterDrain
 from tests.cluster.processes import Process, kill, loaded_from
-from tests.support.pairing import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

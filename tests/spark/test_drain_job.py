@@ -16,8 +16,9 @@ from pyspark.sql import SparkSession
 from pairbus.spark import Ledger
 from pairbus.spark.session import delta_jars
 from tests.support.from_file import module_from
-from tests.support.pairing import Pair, wait_until
+from tests.support.pairing import Pair
 from tests.support.spark import Backlog, write_toml
+from tests.support.waiting import wait_until
 
 JOB = Path(__file__).resolve().parents[2] / "jobs" / "drain.py"
 
@@ -106,7 +107,7 @@ class TestOnce:
         assert drain("--config", str(written), "--once", "--queues", "0", "--max-rate", "1000") == 0
         out = capsys.readouterr().out
         assert f"held back in the backlog: 2 for {busy}: " in out
-        assert "nothing else is in what was asked for of the backlog" in out
+        assert "nothing else is in the requested part of the backlog" in out
         assert (pair.arrived(queue), backlog.depths()) == (5, {0: 2, 1: 5})
 
     def test_dead_letters_are_listed(

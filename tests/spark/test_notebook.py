@@ -13,7 +13,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import nbformat
-import pandas as pd
+import pandas as pd  # type: ignore[import-untyped]
 import pytest
 from nbclient import NotebookClient
 from pyspark.sql import SparkSession

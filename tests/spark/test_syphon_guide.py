@@ -12,7 +12,7 @@ from pairbus.domain.outcome import Head, Outcome, Rows
 from pairbus.spark import Ledger, verify
 from pairbus.syphon.journal.folding import JournalFolder
 from pairbus.syphon.journal.journal import open_journal
-from tests.architecture.test_documents import blocks
+from tests.support.code_blocks import blocks
 from tests.support.pairing import Pair
 from tests.support.spark import MOMENT, Backlog, write_toml
 

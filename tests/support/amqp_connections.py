@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -30,14 +28,6 @@ class LinkEvents:
 
     def on_closed(self, error: LinkError) -> None:
         self.closed.append(error)
-
-
-async def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
-    """Wait for a condition without blocking the event loop."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"it did not come true within {seconds} s"
-        await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

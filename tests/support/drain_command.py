@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pairbus.syphon.journal.journal import read_journal
+from tests.support.journal_rows import read_journal
 from tests.support.pairing import Pair
 
 

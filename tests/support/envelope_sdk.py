@@ -14,7 +14,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpM
 
 def sdk(made: Any) -> bytes:
     """The message as the SDK encodes it for sending."""
-    ready = transform_outbound_messages(made, ServiceBusMessage, PyamqpTransport.to_outgoing_amqp_message)
+    ready: Any = transform_outbound_messages(made, ServiceBusMessage, PyamqpTransport.to_outgoing_amqp_message)
     return bytes(PyamqpTransport.encode_message(ready))
 
 
@@ -30,7 +30,21 @@ TYPED = {
     "float": {"TYPE": "FLOAT", "VALUE": 0.5},
     "char": {"TYPE": "CHAR", "VALUE": "c"},
 }
-PLAIN = {"int": 1, "big": 2**30, "none": None, "yes": True, "text": "hällo", "float": 1.5, "uuid": UUID(int=3)}
+PLAIN: dict[str | bytes, Any] = {
+    "int": 1,
+    "big": 2**30,
+    "none": None,
+    "yes": True,
+    "text": "hällo",
+    "float": 1.5,
+    "uuid": UUID(int=3),
+}
+#: The SDK takes names as bytes too, though its types do not say so.
+MIXED_ANNOTATIONS: dict[Any, Any] = {
+    b"x-opt-scheduled-enqueue-time": {"TYPE": "TIMESTAMP", "VALUE": 5},
+    "a": 1,
+    b"x-opt-partition-key": "pk",
+}
 WHEN = datetime(2030, 1, 1, tzinfo=timezone.utc)
 SDK_MESSAGES: dict[str, Any] = {
     "bytes": lambda: ServiceBusMessage(b"abc"),
@@ -64,11 +78,7 @@ SDK_MESSAGES: dict[str, Any] = {
         data_body=b"d",
         header=AmqpMessageHeader(durable=False, priority=1, time_to_live=60_000),
         properties=AmqpMessageProperties(message_id=UUID(int=9), user_id=b"u", group_id="g", group_sequence=3),
-        annotations={
-            b"x-opt-scheduled-enqueue-time": {"TYPE": "TIMESTAMP", "VALUE": 5},
-            "a": 1,
-            b"x-opt-partition-key": "pk",
-        },
+        annotations=MIXED_ANNOTATIONS,
         delivery_annotations={"d": "v"},
         application_properties=dict(TYPED),
         footer={"f": 1},
@@ -76,7 +86,10 @@ SDK_MESSAGES: dict[str, Any] = {
     "its own expiry": lambda: AmqpAnnotatedMessage(
         value_body="v", properties=AmqpMessageProperties(absolute_expiry_time=5, creation_time=4)
     ),
-    "number as id": lambda: AmqpAnnotatedMessage(value_body=1, properties=AmqpMessageProperties(message_id=77)),
+    "number as id": lambda: AmqpAnnotatedMessage(
+        value_body=1,
+        properties=AmqpMessageProperties(message_id=77),  # type: ignore[arg-type]
+    ),
     "both annotations": lambda: AmqpAnnotatedMessage(
         data_body=b"", annotations={"a": 1}, delivery_annotations={"d": 1}
     ),

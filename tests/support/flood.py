@@ -35,7 +35,7 @@ def main(port: int, key: str, entity: str) -> int:
                 waiting.append(link.delivery(str(sent)))
                 link.stream(payload)
                 link.advance()
-            raw._pump(0.05)
+            raw.pump(0.05)
             raw.check(link)
             for each in waiting:
                 if each.remote_state:

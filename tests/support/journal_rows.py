@@ -5,13 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from pairbus.domain.outcome import Head, Rows
 from pairbus.syphon.journal import storage as storage_module
+from pairbus.syphon.journal.journal import find_journal
+from pairbus.syphon.journal.row_format import SCHEMA, decode_rows
+from pairbus.syphon.journal.storage import split, storage_at
 
 HEAD = Head("contoso", 3, batch=7, attempt=2)
 
@@ -30,6 +35,26 @@ def rows(*numbers: int) -> Rows:
         size=[100 + number for number in numbers],
         delivery_count=[number % 3 for number in numbers],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class JournalPart:
+    """The rows of a journal from some position on, and its `Extent` there."""
+
+    #: An Arrow table with `SCHEMA`.
+    table: Any
+    end: int
+    finished: bool
+    torn: bool
+
+
+def read_journal(path: str, start: int = 0) -> JournalPart:
+    """Return the rows of a journal behind `start`; FileNotFoundError if there is no journal."""
+    folder, name = split(path)
+    journal = find_journal(storage_at(folder), name)
+    extent = journal.measure(start)
+    table = pa.Table.from_batches(decode_rows(journal.payloads(start, extent.end)), SCHEMA)
+    return JournalPart(table, extent.end, extent.finished, extent.torn)
 
 
 def numbers(table: Any) -> list[int]:

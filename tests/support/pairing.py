@@ -31,7 +31,7 @@ from pairbus.config.checks import Range
 from pairbus.domain.backlog import queue_path
 from pairbus.localbus import LocalBus
 from pairbus.sending.connections import Attempt
-from tests.support.process_fixtures import administer, connect
+from tests.support.process_fixtures import administer, connect, revive
 from tests.support.raw_client import RawClient
 
 #: What a pairing of a test has unless it says otherwise: nothing takes long, and nobody pings by surprise.
@@ -45,17 +45,6 @@ IMPATIENT: dict[str, Any] = {
 }
 #: Seconds that a busy machine may add to a bound.
 SLACK = 3.0
-
-
-def wait_until(what: Callable[[], Any], seconds: float = 60.0, why: Callable[[], Any] | str = "") -> Any:
-    """Poll until something is true; its value. When it never is, say why (a text, or what a call returns then)."""
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        if time.monotonic() > deadline:
-            said = why() if callable(why) else why
-            raise AssertionError(f"it did not come true within {seconds} s: {said or what}")
-        time.sleep(0.02)
-    return found
 
 
 def pairbus_threads() -> list[str]:
@@ -88,6 +77,26 @@ def entity_of(bus: PairedNamespace, name: str) -> Any:
     """Return an entity of a pairing by its name in the status; it exists already."""
     host, _, path = name.removeprefix("sb://").partition("/")
     return bus.entity(path, list, host) if name.startswith("sb://") else bus.entity(name, list)
+
+
+def pairing_of(sender: PairedSender) -> PairedNamespace:
+    """Return the pairing that made a sender."""
+    return sender._pairing
+
+
+def entity_of_sender(sender: PairedSender) -> Any:
+    """Return the entity that a sender sends to, with its health and its connections."""
+    return sender._entity
+
+
+def backlog_queue_of(sender: PairedSender) -> Any:
+    """Return the path of the backlog queue that a sender parks in; None before its first choice."""
+    return sender._sender_queue.queue
+
+
+def use_backlog_queue(sender: PairedSender, path: str) -> None:
+    """Make a sender park in a queue as if it had chosen it."""
+    sender._sender_queue.queue = path
 
 
 def on_parking(
@@ -131,6 +140,12 @@ def is_closed(sender: Any) -> bool:
     return bool(sender._shutdown.is_set())
 
 
+def returned_messages(error: BaseException) -> list[Any]:
+    """Return the messages that a failed send gives back with its error; on the SDK's errors, pairbus adds them."""
+    messages: list[Any] = error.messages  # type: ignore[attr-defined]
+    return messages
+
+
 def _body(payload: bytes) -> str:
     message = Message()
     message.decode(payload)
@@ -168,8 +183,12 @@ class Pair:
         made = pair_namespaces(
             primary or self.primary_namespace(), secondary or self.secondary_namespace(), PairingOptions(**given)
         )
-        self._pairings.append(made)
-        return made
+        return self.keep(made)
+
+    def keep(self, pairing: PairedNamespace) -> PairedNamespace:
+        """Close a pairing after the test if the test has not done so."""
+        self._pairings.append(pairing)
+        return pairing
 
     def sender(self, queue: str, **options: Any) -> PairedSender:
         """A sender of a pairing of its own, with an open link."""
@@ -179,6 +198,10 @@ class Pair:
     def close_pairings(self) -> None:
         for each in self._pairings:
             each.close()
+
+    def forget_pairings(self) -> None:
+        """Drop the pairings: an entity's last error has a traceback, which refers to everything."""
+        self._pairings.clear()
 
     def told(self, kind: str) -> list[Event]:
         """The events of a kind that the callback has heard."""
@@ -310,11 +333,7 @@ class Pair:
     def heal(self) -> None:
         """Both processes run and nothing is wrong with them."""
         for bus in (self.primary, self.secondary):
-            bus.resume()
-            if bus._process is None or bus._process.poll() is not None:
-                bus.restart()
-            elif bus.faults.list():
-                bus.faults.clear()
+            revive(bus)
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -104,13 +103,23 @@ def take(receiver: Any, number: int) -> list[Any]:
     return found
 
 
-def wait_until(what: Callable[[], Any], seconds: float = 60.0, why: str = "") -> Any:
-    """Poll until something is true; its value."""
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < deadline, why or f"{what} did not come true within {seconds} s"
-        time.sleep(0.02)
-    return found
+def is_up(bus: LocalBus) -> bool:
+    """Return True while the process of a bus runs, paused or not."""
+    return bus._process is not None and bus._process.poll() is None
+
+
+def revive(bus: LocalBus) -> None:
+    """Resume or restart a bus, and end its faults."""
+    bus.resume()
+    if not is_up(bus):
+        bus.restart()
+    elif bus.faults.list():
+        bus.faults.clear()
+
+
+def is_retryable(error: BaseException) -> bool:
+    """Return True if the SDK would try again after this error; it has no public name for that."""
+    return bool(error._retryable)  # type: ignore[attr-defined]
 
 
 def sas_token(uri: str, key_name: str, key: str, expires_at: float) -> str:

@@ -35,6 +35,13 @@ class RawError(Exception):
         self.condition = condition
 
 
+def data_of(message: Message) -> bytes:
+    """Return the body of a message that has one data section."""
+    body = message.body
+    assert isinstance(body, bytes | memoryview)
+    return bytes(body)
+
+
 @dataclass(frozen=True)
 class Received:
     """A delivery: the message's bytes and the lock token's, as they came."""
@@ -95,10 +102,11 @@ class RawClient:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError(f"{what} did not come within {seconds} s")
-            self._pump(min(left, 0.5))
+            self.pump(min(left, 0.5))
         return found
 
-    def _pump(self, seconds: float) -> None:
+    def pump(self, seconds: float) -> None:
+        """Exchange bytes with the server, waiting at most so long for input."""
         self.flush()
         if select.select([self._socket], [], [], seconds)[0]:
             data = self._socket.recv(1 << 16)

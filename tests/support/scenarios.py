@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from pairbus.localbus import LocalBus
-from tests.support.sdk_clients import Place
+from tests.support.sdk_clients import SdkClients
 
 Scenario = Callable[..., Awaitable[None]]
 #: A scenario, the kind of its client, and the case if it has cases.
@@ -28,18 +28,18 @@ BOTH = ("sync", "async")
 
 
 def scenario(*kinds: str, cases: Iterable[str] = ()) -> Callable[[Scenario], Any]:
-    """Make a test of `async def test_...(at: Place)` for each kind of client (both, if none is named).
+    """Make a test of `async def test_...(at: SdkClients)` for each kind of client (both, if none is named).
 
-    With cases, `async def test_...(at: Place, case: str)` runs once for each of them, too.
+    With cases, `async def test_...(at: SdkClients, case: str)` runs once for each of them, too.
     """
     named = tuple(cases)
 
     def make(body: Scenario) -> Any:
-        def plain(side_by_side: SideBySide, kind: str) -> None:
-            side_by_side.result(body, kind)
+        def plain(running_scenarios: RunningScenarios, kind: str) -> None:
+            running_scenarios.result(body, kind)
 
-        def cased(side_by_side: SideBySide, kind: str, case: str) -> None:
-            side_by_side.result(body, kind, case)
+        def cased(running_scenarios: RunningScenarios, kind: str, case: str) -> None:
+            running_scenarios.result(body, kind, case)
 
         test: Any = pytest.mark.parametrize("kind", kinds or BOTH)(cased if named else plain)
         if named:
@@ -53,7 +53,7 @@ def scenario(*kinds: str, cases: Iterable[str] = ()) -> Callable[[Scenario], Any
     return make
 
 
-class SideBySide:
+class RunningScenarios:
     """Scenarios on a loop in a thread of its own."""
 
     def __init__(self, bus: LocalBus, wanted: list[Wanted]) -> None:
@@ -70,7 +70,7 @@ class SideBySide:
 
     async def _run(self, body: Scenario, kind: str, *case: str) -> None:
         async with self._turns:
-            at = Place(self._bus, kind)
+            at = SdkClients(self._bus, kind)
             try:
                 await asyncio.wait_for(body(at, *case), _LIMIT_SECONDS)
             finally:

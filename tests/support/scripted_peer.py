@@ -100,14 +100,18 @@ class Peer:
             with client:
                 self._talk(client)
 
+    def _transport(self) -> Transport:
+        made = Transport(Transport.SERVER)
+        if self._max_frame:
+            made.max_frame_size = self._max_frame
+        if self._idle:
+            made.idle_timeout = self._idle
+        made.sasl().allowed_mechs("ANONYMOUS")
+        return made
+
     def _talk(self, client: socket.socket) -> None:
         client.settimeout(0.02)
-        transport, connection, collector = Transport(Transport.SERVER), Connection(), Collector()
-        if self._max_frame:
-            transport.max_frame_size = self._max_frame
-        if self._idle:
-            transport.idle_timeout = self._idle
-        transport.sasl().allowed_mechs("ANONYMOUS")
+        transport, connection, collector = self._transport(), Connection(), Collector()
         connection.collect(collector)
         transport.bind(connection)
         seen = bytearray()
@@ -115,19 +119,15 @@ class Peer:
         while not self._over.is_set():
             try:
                 data = client.recv(1 << 16)
+            except TimeoutError:
+                data = None
+            except OSError:
+                break
+            if data is not None:
                 if not data:
                     break
                 seen += data
-                while data:
-                    room = transport.capacity()
-                    if room <= 0:
-                        break
-                    transport.push(data[:room])
-                    data = data[room:]
-            except TimeoutError:
-                pass
-            except OSError:
-                break
+                _push(transport, data)
             self._look_at(seen)
             transport.tick(time.monotonic())
             while (event := collector.peek()) is not None:
@@ -221,6 +221,13 @@ class Peer:
         self._replies.stream(given)
         self._replies.advance()
         answer.settle()
+
+
+def _push(transport: Transport, data: bytes) -> None:
+    """Hand bytes to the engine, as many as it has room for."""
+    while data and (room := transport.capacity()) > 0:
+        transport.push(data[:room])
+        data = data[room:]
 
 
 def _write(transport: Any, client: socket.socket) -> None:

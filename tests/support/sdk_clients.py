@@ -1,7 +1,7 @@
 """Microsoft's sync and async Python clients behind one awaitable interface.
 
 A scenario is written once, with `await`, and runs with either client: calls of the sync one run in a thread. Nothing in
-the SDK is changed or replaced: `Face` only forwards calls.
+the SDK is changed or replaced: `AsyncFacade` only forwards calls.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from pairbus.localbus import LocalBus
+from tests.support.waiting import pauses
 
-_NOT_FACED = ("ServiceBusMessage", "ServiceBusReceivedMessage", "AmqpAnnotatedMessage")
+_PLAIN_VALUES = ("ServiceBusMessage", "ServiceBusReceivedMessage", "AmqpAnnotatedMessage")
 _END = object()
 
 
-class Face:
+class AsyncFacade:
     """An object of the SDK whose methods are all awaited, whichever client it belongs to."""
 
     def __init__(self, real: Any) -> None:
@@ -34,19 +35,19 @@ class Face:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.real, name)
         if not callable(found):
-            return _faced(found)
+            return _wrapped(found)
         if name.startswith("get_") and name.endswith(("_sender", "_receiver")):
-            return lambda *args, **kwargs: Face(found(*args, **kwargs))
+            return lambda *args, **kwargs: AsyncFacade(found(*args, **kwargs))
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             if inspect.iscoroutinefunction(found):
-                return _faced(await found(*args, **kwargs))
+                return _wrapped(await found(*args, **kwargs))
             result = await asyncio.to_thread(found, *args, **kwargs)
-            return _faced(await result if inspect.isawaitable(result) else result)
+            return _wrapped(await result if inspect.isawaitable(result) else result)
 
         return call
 
-    async def __aenter__(self) -> Face:
+    async def __aenter__(self) -> AsyncFacade:
         if hasattr(self.real, "__aenter__"):
             await self.real.__aenter__()
         else:
@@ -68,15 +69,15 @@ class Face:
             yield found
 
 
-def _faced(value: Any) -> Any:
+def _wrapped(value: Any) -> Any:
     kind = type(value)
-    inside = kind.__module__.startswith("azure.servicebus") and kind.__name__ not in _NOT_FACED
+    inside = kind.__module__.startswith("azure.servicebus") and kind.__name__ not in _PLAIN_VALUES
     if inside and kind.__name__ in ("ServiceBusSession",):
-        return Face(value)
+        return AsyncFacade(value)
     return value
 
 
-class Place:
+class SdkClients:
     """One scenario's use of a namespace: entities with names of its own, and clients that are closed for it."""
 
     def __init__(self, bus: LocalBus, kind: str) -> None:
@@ -85,10 +86,10 @@ class Place:
         self.admin = ServiceBusAdministrationClient.from_connection_string(
             bus.connection_string, connection_verify=bus.ca_file
         )
-        self._client: Face | None = None
-        self._clients: list[Face] = []
-        self._senders: dict[str, Face] = {}
-        self._opened: list[Face] = []
+        self._client: AsyncFacade | None = None
+        self._clients: list[AsyncFacade] = []
+        self._senders: dict[str, AsyncFacade] = {}
+        self._opened: list[AsyncFacade] = []
         self.queues: list[str] = []
         self._subscriptions: list[tuple[str, str]] = []
 
@@ -134,30 +135,34 @@ class Place:
 
     # --- clients -----------------------------------------------------------------------------------------
 
-    def new_client(self, **options: Any) -> Face:
+    def new_client(self, **options: Any) -> AsyncFacade:
         cls = ServiceBusClient if self.kind == "sync" else AsyncServiceBusClient
-        made = Face(cls.from_connection_string(self.bus.connection_string, **{"retry_total": 0, **options}))
+        return self.keep_client(cls.from_connection_string(self.bus.connection_string, **{"retry_total": 0, **options}))
+
+    def keep_client(self, client: ServiceBusClient | AsyncServiceBusClient) -> AsyncFacade:
+        """Give a client of either kind the one interface, and close it with the others."""
+        made = AsyncFacade(client)
         self._clients.append(made)
         return made
 
     @property
-    def client(self) -> Face:
+    def client(self) -> AsyncFacade:
         if self._client is None:
             self._client = self.new_client()
         return self._client
 
-    def sender(self, queue: str, *, topic: bool = False) -> Face:
+    def sender(self, queue: str, *, topic: bool = False) -> AsyncFacade:
         if queue not in self._senders:
             get = self.client.get_topic_sender if topic else self.client.get_queue_sender
             self._senders[queue] = self.keep(get(queue))
         return self._senders[queue]
 
-    def receiver(self, queue: str, subscription: str | None = None, **options: Any) -> Face:
+    def receiver(self, queue: str, subscription: str | None = None, **options: Any) -> AsyncFacade:
         if subscription is not None:
             return self.keep(self.client.get_subscription_receiver(queue, subscription, **options))
         return self.keep(self.client.get_queue_receiver(queue, **options))
 
-    def keep(self, opened: Face) -> Face:
+    def keep(self, opened: AsyncFacade) -> AsyncFacade:
         self._opened.append(opened)
         return opened
 
@@ -184,12 +189,11 @@ class Place:
         self, condition: Callable[[], Awaitable[Any]], what: str = "the condition", seconds: float = 60.0
     ) -> Any:
         """Poll until the condition's value is true; on a time-out, fail with the broker's counts."""
-        deadline = time.monotonic() + seconds
-        while not (found := await condition()):
-            if time.monotonic() > deadline:
-                raise AssertionError(f"{what} did not come within {seconds} s; {await self.describe()}")
-            await asyncio.sleep(0.05)
-        return found
+        for pause in pauses(seconds, 0.05):
+            if found := await condition():
+                return found
+            await asyncio.sleep(pause)
+        raise AssertionError(f"{what} did not come within {seconds} s; {await self.describe()}")
 
     async def describe(self) -> str:
         lines = []
@@ -211,7 +215,7 @@ class Place:
 
         await self.wait_until(as_wanted, f"{queue} with {expected or 'nothing in it'}")
 
-    async def take(self, receiver: Face, count: int, seconds: float = 60.0) -> list[Any]:
+    async def take(self, receiver: AsyncFacade, count: int, seconds: float = 60.0) -> list[Any]:
         """Receive this number of messages; fail with the broker's counts if there are fewer."""
         taken: list[Any] = []
         deadline = time.monotonic() + seconds
@@ -223,7 +227,7 @@ class Place:
             taken += await receiver.receive_messages(count - len(taken), max_wait_time=left)
         return taken
 
-    async def take_one(self, receiver: Face, seconds: float = 60.0) -> Any:
+    async def take_one(self, receiver: AsyncFacade, seconds: float = 60.0) -> Any:
         return (await self.take(receiver, 1, seconds))[0]
 
 

@@ -34,8 +34,9 @@ from pairbus.domain.amqp.sections import split
 from pairbus.domain.amqp.types import Array, Described
 from pairbus.localbus import LocalBus
 from pairbus.sending.sdk.encoding import encoded_members, members
-from tests.support.pairing import Pair, wait_until
+from tests.support.pairing import Pair, entity_of_sender
 from tests.support.raw_client import RawClient
+from tests.support.waiting import wait_until
 
 #: The application property that says which message this is.
 KEY = "ledger"
@@ -130,9 +131,9 @@ class Ledger:
 
     def fail_over(self, sender: PairedSender) -> None:
         """The primary entity is failed over from now on, and one message is parked."""
-        sender._entity.failed(OperationTimeoutError(message="a failure that counts"), time.monotonic())
+        entity_of_sender(sender).failed(OperationTimeoutError(message="a failure that counts"), time.monotonic())
         self.must_send(sender, self.message())
-        assert sender._entity.health.state.value == "failed over"
+        assert entity_of_sender(sender).health.state.value == "failed over"
 
     @contextmanager
     def answers_lost(self) -> Iterator[None]:
@@ -176,6 +177,7 @@ class Ledger:
         """Prove the law; what was found. `but`: at most so many messages may be there twice."""
         self.pair.heal()
         # What lies in a process's socket is taken in before it answers a new connection, or soon after.
+        found: dict[str, list[Found]]
         (found,) = wait_until(self._settled, 10, "the namespaces do not come to rest")
         wrong: list[str] = []
         doubled = 0

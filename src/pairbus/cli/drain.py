@@ -81,5 +81,5 @@ def _print_result(done: Round, stopped: bool) -> None:
     if not done.is_empty:
         print("stopped before the backlog was empty" if stopped else "the backlog is not empty")
     else:
-        drained = "the backlog" if not done.left_out else "what was asked for of the backlog"
+        drained = "the backlog" if not done.left_out else "the requested part of the backlog"
         print(f"nothing else is in {drained}" if done.held else f"{drained} is empty")

@@ -10,7 +10,6 @@ from pairbus.config.syphon_config import SyphonConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a drain."""
     parser.add_argument("--config", required=True, metavar="FILE", help="the syphon's configuration, TOML")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--once", action="store_true", help="empty the backlog and end (default)")
@@ -20,11 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load_config(options: argparse.Namespace, needs: Mapping[str, str]) -> SyphonConfig:
-    """Return the configuration with the overrides of the command line.
-
-    `needs` has the keys of `[ledger]` that must be given, each with the end of the error's text. Raises `ConfigError`,
-    which names every mistake, unresolvable references included.
-    """
+    """Return the configuration with the overrides of the command line; see `SyphonConfig.for_command`."""
     return SyphonConfig.for_command(options.config, queues=options.queues, max_rate=options.max_rate, needs=needs)
 
 

@@ -57,16 +57,12 @@ _AUTHORITY = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?]*)")
 
 
 def raise_first(problems: Problems) -> None:
-    """Raise an `OptionError` with the first problem, if there is one."""
     if problems:
         raise OptionError(problems[0])
 
 
 def shown(value: Any) -> str:
-    """Return a value for the text of an error; one that may hold a secret only by its type.
-
-    Keys, signatures and connection strings contain a `=`.
-    """
+    """Return a value for the text of an error; one that may hold a secret, since it has a `=`, only by its type."""
     text = str(value) if isinstance(value, Path) else value
     plain = isinstance(text, (str, int, float, type(None))) and "=" not in repr(text) and len(repr(text)) < 200
     if plain or isinstance(value, timedelta):
@@ -110,7 +106,6 @@ def duration(given: Any, allowed: Range, name: str, problems: Problems, *, accep
 
 
 def whole(given: Any, least: int, most: int | None, name: str, problems: Problems) -> int:
-    """Return a whole number within its range."""
     if isinstance(given, int) and not isinstance(given, bool) and given >= least and (most is None or given <= most):
         return given
     said = f"{least} or more" if most is None else f"{least} … {most}"
@@ -137,7 +132,6 @@ def is_number(given: Any) -> bool:
 
 
 def choice(given: Any, allowed: Sequence[str], name: str, problems: Problems) -> str:
-    """Return one of a few words."""
     if isinstance(given, str) and given in allowed:
         return given
     problems.append(f"{name} must be one of {', '.join(allowed)}, not {shown(given)}{nearest(given, allowed)}")
@@ -145,7 +139,6 @@ def choice(given: Any, allowed: Sequence[str], name: str, problems: Problems) ->
 
 
 def flag(given: Any, name: str, problems: Problems) -> bool:
-    """Return a boolean."""
     if not isinstance(given, bool):
         problems.append(f"{name} must be True or False, not {shown(given)}")
     return given is True
@@ -203,10 +196,7 @@ def _indexes(text: str) -> list[int] | None:
 
 
 def place(given: Any, name: str, problems: Problems) -> str | None:
-    """Return a folder that every process of a cluster finds under the same name.
-
-    That is an absolute path or a URI, without a secret in it.
-    """
+    """Return a folder that all processes of a cluster find: an absolute path or a URI, without a secret in it."""
     if given is None:
         return None
     text = str(given) if isinstance(given, Path) else given

@@ -91,10 +91,6 @@ class NamespaceReference:
         """Return the values that are set, as `read` takes them."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
-    def name_or_none(self) -> str | None:
-        """Return the namespace's name if it is known without looking up a secret."""
-        return self.name
-
     def resolve(self) -> Namespace:
         """Return the namespace, with the secret that this process finds under the reference now.
 
@@ -131,7 +127,6 @@ class NamespaceReference:
 
 
 def _connection_string(connection: str) -> str:
-    """Return the connection string in an environment variable or a file of this machine."""
     kind, _, where = connection.partition(":")
     here = f"on {socket.gethostname()}"
     if kind == "env":
@@ -164,20 +159,14 @@ def _checked(values: Mapping[str, Any], where: str, problems: Problems) -> dict[
     elif "host" in values:
         final["host"] = checks.host(values["host"], f"{where} host", problems)
         if final["host"] is not None and values.get("name") is None:
-            final["name"] = _name_of(final["host"], where, problems)
+            final["name"] = namespace_name(final["host"])
+            if final["name"] is None:
+                why = f"the host {final['host']} does not contain it; it must be the one that senders use"
+                problems.append(f"{where} name is missing: {why}")
         _check_credential(values, where, problems)
     else:
         problems.append(f'{where} needs connection = "env:NAME", or host and credential')
     return final
-
-
-def _name_of(host: str, where: str, problems: Problems) -> str | None:
-    name = namespace_name(host)
-    if name is None:
-        problems.append(
-            f"{where} name is missing: the host {host} does not contain it; it must be the one that senders use"
-        )
-    return name
 
 
 def _check_connection(values: Mapping[str, Any], where: str, problems: Problems) -> None:

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["LedgerPlaces", "NamespaceReference", "Namespaces", "SyphonConfig", "parse_queues"]
+__all__ = ["LedgerPlaces", "NamespaceReference", "Namespaces", "SyphonConfig"]
 
 _MIB = 1024 * 1024
 _DURATIONS = {
@@ -123,20 +124,8 @@ class SyphonConfig:
     ) -> SyphonConfig:
         """Return the configuration in a TOML file with the overrides of a command line.
 
-        Parameters
-        ----------
-        path
-            The TOML file.
-        queues, max_rate
-            The command line's values; None keeps those of the file.
-        needs
-            Required keys of `[ledger]`, each with the reason to append where it is missing.
-
-        Raises
-        ------
-        ConfigError
-            Everything that is wrong with the file or the command line, required keys that are missing, and references
-            that cannot be resolved here.
+        `needs` has the required keys of `[ledger]`, each with the reason to append where it is missing. `ConfigError`
+        names everything that is wrong, references that cannot be resolved here included.
         """
         data = _read(path)
         problems: Problems = []
@@ -155,12 +144,7 @@ class SyphonConfig:
             if not of_path and not (isinstance(given, dict) and key in given):
                 problems.append(f"[ledger] {key} is missing{why}")
         for name in _NAMESPACES:  # malformed references are among the problems already
-            reference = NamespaceReference.read(data[name], f"[{name}]", []) if name in data else None
-            try:
-                if isinstance(reference, NamespaceReference):
-                    reference.resolve()
-            except OptionError as error:
-                problems.append(f"[{name}] {error}")
+            _resolve(name, NamespaceReference.read(data[name], f"[{name}]", []) if name in data else None, problems)
         if config is None or problems:
             raise ConfigError(problems, str(path))
         return config.with_overrides(queues=queues, max_rate=max_rate)
@@ -199,47 +183,40 @@ class SyphonConfig:
 
     def with_overrides(self, *, queues: str | int | None = None, max_rate: float | None = None) -> SyphonConfig:
         """Return a copy with the values of a command line; None keeps a value, a rate of 0 removes the limit."""
-        changes: dict[str, Any] = {}
-        if queues is not None:
-            changes["queues"] = parse_queues(queues, "--queues") if isinstance(queues, str) else queues
-        if max_rate is not None:
-            changes["max_rate"] = max_rate
-        return replace(self, **changes)
+        given: dict[str, Any] = {"queues": queues, "max_rate": max_rate}
+        return replace(self, **{key: value for key, value in given.items() if value is not None})
 
     def resolve(self) -> Namespaces:
         """Return all namespaces, resolved in this process; one `ConfigError` names each that cannot be."""
         problems: Problems = []
-        found: list[Namespace | None] = []
-        for name in _NAMESPACES:
-            reference: NamespaceReference | None = getattr(self, name)
-            try:
-                found.append(None if reference is None else reference.resolve())
-            except OptionError as error:
-                problems.append(f"[{name}] {error}")
+        primary, secondary, event_hubs = (_resolve(name, getattr(self, name), problems) for name in _NAMESPACES)
         if problems:
             raise ConfigError(problems)
-        primary, secondary, event_hubs = found
         assert primary is not None
         assert secondary is not None
         return Namespaces(primary, secondary, event_hubs)
 
     def require_ledger(self) -> LedgerPlaces:
         """Return the three folders that a Spark job needs; `ConfigError` names those that are missing."""
-        missing = [f"[ledger] {key} is missing; a Spark job needs it" for key in _LEDGER if self._place(key) is None]
         if self.ledger is None or self.checkpoint is None or self.journal is None:
-            raise ConfigError(missing)
+            missing = [key for key, field in _LEDGER.items() if getattr(self, field) is None]
+            raise ConfigError([f"[ledger] {key} is missing{JOB_NEEDS[key]}" for key in missing])
         return LedgerPlaces(self.ledger, self.checkpoint, self.journal)
-
-    def _place(self, key: str) -> Any:
-        return getattr(self, _LEDGER[key])
 
 
 #: The keys of `[ledger]` that a Spark job needs, each with the text for an error where it is missing.
-OF_A_JOB = dict.fromkeys(_LEDGER, "; a Spark job needs it")
+JOB_NEEDS = dict.fromkeys(_LEDGER, "; a Spark job needs it")
+
+
+def _resolve(name: str, reference: NamespaceReference | None, problems: Problems) -> Namespace | None:
+    try:
+        return None if reference is None else reference.resolve()
+    except OptionError as error:
+        problems.append(f"[{name}] {error}")
+        return None
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the content of a TOML file."""
     try:
         found: dict[str, Any] = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -248,15 +225,6 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ConfigError(["it is not TOML: TOML is UTF-8"], str(path)) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError([f"it is not TOML: {error}"], str(path)) from None
-    return found
-
-
-def parse_queues(text: str, name: str = "queues") -> tuple[int, ...]:
-    """Return the indexes in text such as "0-4,7"; `ConfigError` says what is wrong with it."""
-    problems: Problems = []
-    found = checks.queues(text, name, problems)
-    if problems:
-        raise ConfigError(problems)
     return found
 
 
@@ -300,11 +268,8 @@ def _check_ledger(final: dict[str, Any], problems: Problems) -> None:
 
 def _check_apart(path: str | None, checkpoint: str | None, journal: str | None, problems: Problems) -> None:
     """Check that checkpoint and journal have folders of their own; those may be in the ledger's, not in a table's."""
-    for one, other, first, second in (
-        ("path", "checkpoint", path, checkpoint),
-        ("path", "journal", path, journal),
-        ("checkpoint", "journal", checkpoint, journal),
-    ):
+    folders = {"path": path, "checkpoint": checkpoint, "journal": journal}
+    for (one, first), (other, second) in combinations(folders.items(), 2):
         if first is not None and first == second:
             problems.append(f"[ledger] {one} and {other} must be two folders, not both {checks.shown(first)}")
             return

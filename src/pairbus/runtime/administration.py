@@ -29,15 +29,7 @@ class ListedQueue:
 
 
 def administration_client(namespace: Namespace, timeout: float) -> ServiceBusAdministrationClient:
-    """Return an administration client that tries each request once.
-
-    Parameters
-    ----------
-    namespace
-        The namespace, with any credential that a `Namespace` may have.
-    timeout
-        The longest wait for a connection, and for an answer, in seconds.
-    """
+    """Return an administration client that tries each request once, and waits `timeout` seconds for an answer."""
     options: dict[str, Any] = {"retry_total": 0, "connection_timeout": timeout, "read_timeout": timeout}
     if namespace.ca_file is not None:
         options["connection_verify"] = str(namespace.ca_file)
@@ -54,10 +46,7 @@ def administration_client(namespace: Namespace, timeout: float) -> ServiceBusAdm
 
 
 def list_queues(client: ServiceBusAdministrationClient, start_index: int) -> list[ListedQueue]:
-    """Return one page of the namespace's queues, from a position in the list: one billable operation.
-
-    Raises the SDK's error if the service does not answer.
-    """
+    """Return the page of the namespace's queues that begins at an index: one billable operation."""
     limits: dict[str, int] = {}
 
     def read_limits(_: Any, feed: Any, __: Any) -> Any:

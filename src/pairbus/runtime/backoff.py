@@ -10,15 +10,7 @@ _MOST_DOUBLINGS = 62
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """A pause that doubles with each failure in a row.
-
-    Parameters
-    ----------
-    first
-        Seconds before the next attempt while nothing has failed.
-    longest
-        Seconds that no pause exceeds.
-    """
+    """A pause of `first` seconds that doubles with each failure in a row, up to `longest` seconds."""
 
     first: float
     longest: float

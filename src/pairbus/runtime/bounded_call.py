@@ -1,11 +1,7 @@
 """Blocking calls with a deadline: each runs on a daemon thread that may be left behind.
 
-A credential, a resolver or a storage client may block for ever, and Python cannot interrupt it. The call therefore runs
-on a daemon thread, and its caller stops waiting in time. A thread of an executor would not do: the event loop and the
-interpreter join those when they end.
-
-`start_call` is the mechanism: it returns a `concurrent.futures.Future`. `call_with_deadline` waits for that in
-synchronous code, `call_in_thread` in asyncio, together with `deadline`; `CallThread` makes calls one after another.
+A credential, a resolver or a storage client may block for ever, and Python cannot interrupt it. Threads of an executor
+would not do: the event loop and the interpreter join those when they end.
 """
 
 from __future__ import annotations
@@ -27,30 +23,9 @@ JOURNAL_SECONDS = 60.0
 
 
 def start_call(call: Callable[[], T], name: str, on_end: Callable[[Future[T]], None] | None = None) -> Future[T]:
-    """Start a call on a daemon thread of its own.
-
-    Parameters
-    ----------
-    call
-        The function to call.
-    name
-        The thread's name.
-    on_end
-        Called with the future exactly once: on the thread when the call has ended, or here if it is never made.
-
-    Returns
-    -------
-    Future
-        The call's result or exception. Waiting for it with a time-out leaves the thread behind.
-
-    Raises
-    ------
-    RuntimeError
-        The process cannot start another thread. An exception that interrupts the start, such as Ctrl-C, is raised as
-        well; the call is then made only if it has begun already.
-    """
+    """Start a call on a daemon thread of its own; RuntimeError if the process cannot start another thread."""
     future: Future[T] = Future()
-    if on_end is not None:
+    if on_end is not None:  # called exactly once: on the thread, or here if the call is never made
         future.add_done_callback(on_end)
     try:
         threading.Thread(target=_run, args=(future, call), name=name, daemon=True).start()
@@ -61,27 +36,7 @@ def start_call(call: Callable[[], T], name: str, on_end: Callable[[Future[T]], N
 
 
 def call_with_deadline(call: Callable[[], T], seconds: float, name: str) -> T:
-    """Make a call that may block for ever, and wait for it no longer than the deadline.
-
-    Parameters
-    ----------
-    call
-        The function to call.
-    seconds
-        The longest wait.
-    name
-        The name of the thread that makes the call.
-
-    Returns
-    -------
-    object
-        The call's result.
-
-    Raises
-    ------
-    TimeoutError
-        The call has not ended in time; its thread is left behind. Errors of the call itself are raised unchanged.
-    """
+    """Return a call's result; TimeoutError after so many seconds, and its thread is left behind."""
     future = start_call(call, name)
     if not is_done_within(future, seconds):
         raise TimeoutError(f"no answer within {seconds:g} s")
@@ -95,10 +50,7 @@ def is_done_within(future: Future[Any], seconds: float) -> bool:
 
 
 async def call_in_thread(call: Callable[[], T], name: str) -> T:
-    """Return the result of a call that may block for ever, made on a thread of its own.
-
-    Cancelling the wait, as `deadline` does, leaves the thread behind.
-    """
+    """Return the result of a call on a thread of its own; cancelling the wait leaves the thread behind."""
     return await asyncio.wrap_future(start_call(call, name))
 
 
@@ -111,11 +63,7 @@ class CallThread:
         self._thread: threading.Thread | None = None
 
     async def call(self, call: Callable[[], T]) -> T:
-        """Return a call's result.
-
-        A call that was not begun when its wait is cancelled is never made. RuntimeError if the thread cannot be
-        started; the next call tries again.
-        """
+        """Return a call's result; it is never made if the wait is cancelled before it has begun."""
         if self._thread is None:
             thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             thread.start()

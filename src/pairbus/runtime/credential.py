@@ -1,8 +1,7 @@
 """A credential of azure-identity with a deadline for each token.
 
-The SDKs ask a credential for a token on the caller's thread, even in the middle of a send: when a link is open and its
-token is about to expire. A credential may take arbitrarily long, or never answer, so it is called on a thread that can
-be left behind. While it does not answer, the last token is used for as long as that is valid.
+The SDKs ask a credential for a token on the caller's thread, even in the middle of a send. A credential may never
+answer, so it is called on a thread that can be left behind. Meanwhile the last token is used while that is valid.
 """
 
 from __future__ import annotations
@@ -31,20 +30,8 @@ _Arguments = tuple[str, tuple[str, ...], str]
 
 
 def deadline_credential(credential: Any) -> Any:
-    """Return a credential with a deadline for each token, to hand to an SDK.
-
-    Parameters
-    ----------
-    credential
-        A `Namespace.credential`.
-
-    Returns
-    -------
-    object
-        A `DeadlineCredential`, the same one for every caller with this credential; keys and signatures as they are,
-        since they contact no service.
-    """
-    if isinstance(credential, (AzureNamedKeyCredential, AzureSasCredential)):
+    """Return a credential with a deadline for each token, one for all callers; keys and signatures as they are."""
+    if isinstance(credential, (AzureNamedKeyCredential, AzureSasCredential)):  # they contact no service
         return credential
     key = os.getpid(), id(credential)  # a forked process has none of its parent's threads
     with _lock:
@@ -64,10 +51,7 @@ class DeadlineCredential:
         self._last: dict[_Arguments, Any] = {}
 
     def get_token(self, *scopes: str, **kwargs: Any) -> Any:
-        """Return the credential's token, or raise its error.
-
-        If it does not answer in time: the last token while that is valid, else `ClientAuthenticationError`.
-        """
+        """Return the credential's token; if it does not answer in time, the last one while that is valid."""
         return self._token("get_token", *scopes, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -109,7 +93,6 @@ class DeadlineCredential:
         ) from TimeoutError(f"no answer within {seconds:g} s")
 
     def _fetch(self, arguments: _Arguments, kwargs: dict[str, Any]) -> Any:
-        """Call the credential, and keep its token."""
         method, scopes, _ = arguments
         token = None
         try:

@@ -36,25 +36,7 @@ _KEPT_SUMMARIES = 100
 
 
 class BatchRunner:
-    """Runs the batches of one query, one after another; `run` is its `foreachBatch` function.
-
-    Parameters
-    ----------
-    namespace, run
-        Name of the primary, and id of the run: columns of the ledger.
-    ledger, journals
-        The tables and the journals that each batch folds into them.
-    monitor
-        Asks for the depths that each batch leaves.
-    notes, kills
-        Signals to the reader and to the tasks.
-    stopping
-        Set when no further batch is to run, by the syphon or by `is_last`.
-    backoff
-        Pauses after batches in a row that moved nothing or failed.
-    is_last
-        Called with each batch's summary; True if no further batch is needed.
-    """
+    """The batches of one query, one after another; `run` is its `foreachBatch` function."""
 
     def __init__(
         self,
@@ -98,7 +80,6 @@ class BatchRunner:
         return 0.0 if self._is_running else time.monotonic() - self._changed_at
 
     def restart_idle_time(self) -> None:
-        """Count the idle time from now on."""
         self._changed_at = time.monotonic()
 
     def wait_until_idle(self, timeout: float) -> bool:
@@ -111,11 +92,7 @@ class BatchRunner:
         self._folding.shutdown()
 
     def run(self, frame: DataFrame, batch: int) -> None:
-        """Run one batch.
-
-        A failure is logged and the query lives on, because rows of journals that were not folded are folded with the
-        next batch. The third in a row is raised, which ends the query.
-        """
+        """Run one batch; a failure is logged, and the third in a row is raised, which ends the query."""
         with self._state:
             if self._stopping.is_set():
                 return  # no message is lost: the offset that Spark commits is only a tick

@@ -82,7 +82,6 @@ class RunOnceTracker:
         self._last, self.is_over = None, True
 
     def give_up(self, obstacle: str) -> None:
-        """End the run with an error."""
         self._obstacles = [obstacle]
 
     def result(self) -> tuple[HeldCount, ...]:

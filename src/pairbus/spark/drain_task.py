@@ -68,10 +68,7 @@ class DrainTask:
                 yield pa.RecordBatch.from_pylist([fields], schema=_SUMMARY)
 
     def summarise(self, queue_index: int, depth: int | None, tick: int, busy: int) -> QueueSummary:
-        """Drain one queue and return its summary, which includes any error. No connection is made for an empty queue.
-
-        `tick` numbers the batch, and `busy` is the number of queues that share the rate limit.
-        """
+        """Drain one queue in batch `tick`, while `busy` queues share the rate limit; errors are in the summary."""
         if depth == 0:
             return QueueSummary(queue_index, empty=True)
         started = time.monotonic()
@@ -116,10 +113,7 @@ class DrainTask:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorCheck:
-    """A check of the executors before any message moves.
-
-    To unpickle it an executor imports this module, and so pairbus and all that a drain needs.
-    """
+    """A check of the executors. To unpickle it they import this module, and so pairbus and all that a drain needs."""
 
     probe: FolderProbe
 
@@ -131,7 +125,6 @@ class ExecutorCheck:
 
 
 def pass_through(batches: Iterator[Any]) -> Iterator[Any]:
-    """Return the batches unchanged."""
     return batches
 
 
@@ -139,7 +132,6 @@ _HOST = pa.schema([("host", pa.string())])
 
 
 def summary_of(row: Any) -> QueueSummary:
-    """Return the summary that a row of the summary frame holds."""
     fields = row.asDict(recursive=True)
     held = tuple(HeldCount(**each) for each in fields.pop("held_for") or ())
     del fields["depth"], fields["tick"]

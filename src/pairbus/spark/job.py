@@ -129,8 +129,7 @@ class Syphon:
     # --- opening -----------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Check all that a run needs, and create the ledger's tables; raises as `syphon` does. Without effect if the
-        syphon is open."""
+        """Check all that a run needs, and create the ledger's tables, once; raises as `syphon` does."""
         if self._is_open:
             return
         refuse_speculation(self._spark)

@@ -177,7 +177,6 @@ class _Parts:
     parts: Sequence[tuple[str, int, int]]
 
     def read(self, numbers: Iterator[Any]) -> Iterator[Any]:
-        """Yield the rows of the parts with these numbers."""
         for batch in numbers:
             for number in batch.column(0).to_pylist():
                 for rows in read_parts([self.parts[number]]):

@@ -37,8 +37,7 @@ def create_tables(ledger: Ledger, path: str) -> None:
 
 
 def check_executors(spark: SparkSession, journal: str, run: str) -> None:
-    """Raise if executors lack pairbus (`SyphonError`), or if they do not share the journal folder with the driver
-    (`SyphonError`; `OptionError` if the driver cannot write to it)."""
+    """Raise `SyphonError` if executors lack pairbus or the journals, `OptionError` if the driver cannot write there."""
     slots = spark.sparkContext.defaultParallelism
     probe = FolderProbe(journal, run)
     try:

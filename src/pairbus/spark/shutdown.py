@@ -33,7 +33,6 @@ class _Hook:
         self._function = function
 
     def run(self) -> None:
-        """Called by the JVM."""
         self._function()
 
     class Java:
@@ -50,10 +49,7 @@ class Ending:
 
 @contextlib.contextmanager
 def before_spark_ends(spark: SparkSession, stop: threading.Event) -> Iterator[Ending]:
-    """Let a JVM that is shut down within this context set `stop` and wait for the end of the context.
-
-    It then exits with the code of the `Ending` that the context yields.
-    """
+    """Let a JVM that is shut down set `stop`, wait for the end of this context, and exit with the yielded code."""
     ending = Ending()
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         yield ending  # Python is the main process and receives the signals itself

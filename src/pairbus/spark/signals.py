@@ -42,10 +42,7 @@ log = logging.getLogger("pairbus.syphon")
 
 @dataclass(frozen=True, slots=True)
 class ReaderNote:
-    """The driver's note to the reader: depths that need no query, and whether to offer batches.
-
-    Times are seconds since 1970, because two processes share them.
-    """
+    """The driver's note to the reader. Times are seconds since 1970, because two processes share them."""
 
     #: Number of the note. The reader uses the depths of each note once.
     serial: int = 0
@@ -108,14 +105,12 @@ class _JournalFolderSignal:
         self._storage().put(self._name, f"{text}\n".encode())
 
     def _read(self) -> str | None:
-        """Return the signal's text; None if it is not set."""
         try:
             return self._storage().read(self._name).decode()
         except FileNotFoundError:
             return None
 
     def remove(self) -> None:
-        """Remove the signal, if it is there."""
         self._storage().delete(self._name)
 
     @property
@@ -136,7 +131,6 @@ class StopSignal(_JournalFolderSignal):
     ending: ClassVar[str] = "stop"
 
     def set(self) -> None:
-        """Request the stop; raises OSError if it cannot be written."""
         self._write("stop")
 
     def is_set(self) -> bool:
@@ -159,10 +153,7 @@ class KillSignal(_JournalFolderSignal):
         self._write(f"{until}")
 
     def until(self) -> float:
-        """Return the time, or 0 if no task was killed.
-
-        If it cannot be read the result is a time to come: a task then treats messages as locked, which is safe.
-        """
+        """Return the time, 0 if no task was killed; if it cannot be read, a time to come, which is safe."""
         try:
             return float(self._read() or 0.0)
         except (OSError, ValueError) as error:
@@ -177,11 +168,9 @@ class FolderProbe(_JournalFolderSignal):
     ending: ClassVar[str] = "sample"
 
     def set(self) -> None:
-        """Write the file; raises OSError if the folder cannot be written to."""
         self._write("seen")
 
     def is_seen(self) -> bool:
-        """Return True if the file can be read here."""
         try:
             return self._read() is not None
         except OSError as error:
@@ -194,10 +183,7 @@ class CheckpointError(OSError):
 
 
 class LastRun:
-    """The run that used a checkpoint last: the next run folds its journals first.
-
-    Uses Spark's file systems rather than Arrow's, with the credentials that Spark has for the checkpoint.
-    """
+    """The run that used a checkpoint last, stored with Spark's file systems: they have the credentials for it."""
 
     _FILE = "pairbus-run"
 

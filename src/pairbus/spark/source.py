@@ -1,11 +1,7 @@
 """The streaming source `pairbus-backlog`: it queries the backlog's depth and offers one partition per queue index.
 
 Spark runs the reader in a process of its own beside the driver. Its offsets are ticks, which only count micro-batches:
-the state is the backlog itself. The driver's notes (`signals.ReaderNote`) spare the reader queries, and tell it when to
-offer no batch.
-
-    spark.dataSource.register(BacklogSource)
-    spark.readStream.format("pairbus-backlog").option("config", json.dumps(config.to_mapping())).load()
+the state is the backlog itself.
 """
 
 from __future__ import annotations
@@ -51,10 +47,7 @@ class BacklogPoller:
     _serial: int = 0
 
     def poll(self, note: ReaderNote) -> Mapping[int, int | None] | None:
-        """Return the depths if a batch is to be offered, else None: the backlog is empty, or it is not time to query.
-
-        A failure is logged and never raised, because that would end the query.
-        """
+        """Return the depths if a batch is to be offered, else None; never raises, as that would end the query."""
         now = self.clock()
         if note.stopping or now < note.pause_until <= now + LONGEST_PAUSE:
             return None
@@ -83,11 +76,7 @@ class QueuePartition(InputPartition):
 
 
 class BacklogReader(DataSourceStreamReader):
-    """The reader: Spark calls `latestOffset` and `partitions` beside the driver, and `read` on executors.
-
-    Spark makes a reader in each of several processes, most of which never query. So the configuration may be given as
-    JSON, and is parsed, with the imports that it needs, on its first use.
-    """
+    """The reader: Spark calls `latestOffset` and `partitions` beside the driver, and `read` on executors."""
 
     def __init__(
         self, config: SyphonConfig | str, note_file: Path | None = None, clock: Callable[[], float] = time.time
@@ -101,7 +90,7 @@ class BacklogReader(DataSourceStreamReader):
 
     @cached_property
     def config(self) -> SyphonConfig:
-        """The syphon's configuration."""
+        """The syphon's configuration, parsed on first use: Spark makes readers in processes that never query."""
         from pairbus.config.syphon_config import SyphonConfig
 
         given = self._given
@@ -122,30 +111,24 @@ class BacklogReader(DataSourceStreamReader):
         return {"tick": 0}
 
     def latestOffset(self, start: dict[str, int] | None = None, limit: Any = None) -> dict[str, int]:
-        """Return a new tick if a queue has messages; else the old one, for which Spark runs no job.
-
-        Before Spark 4.2 no start is given, so a restarted reader does not know the last tick. It goes on from the time
-        in milliseconds, which is larger than any earlier tick. An empty backlog then costs one batch without work.
-        """
+        """Return a new tick if a queue has messages; else the old one, for which Spark runs no job."""
         if start is not None:
             self._tick = int(start["tick"])
         depths = self.poller.poll(ReaderNote.read(self._note_file))
         if depths is None:
             return {"tick": self._tick or 0}
+        # Before Spark 4.2 a restarted reader is given no start: the time is larger than any earlier tick.
         tick = self._tick + 1 if self._tick is not None else int(self._clock() * 1000)
         self._tick = tick
         self._depths = {tick: depths}
         return {"tick": tick}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """Return one partition per queue; none for the empty batch with which Spark begins a new checkpoint.
-
-        The depths of a batch that an earlier process offered are unknown: its tasks look into every queue.
-        """
+        """Return one partition per queue; none for the empty batch with which Spark begins a new checkpoint."""
         tick = int(end["tick"])
         if tick == int(start["tick"]):
             return []
-        known = self._depths.get(tick)
+        known = self._depths.get(tick)  # none if an earlier process offered the batch: tasks look into every queue
         depths = {index: None if known is None else known.get(index) or 0 for index in self.config.queues}
         busy = sum(depth != 0 for depth in depths.values())
         return [QueuePartition(index, depth, tick, busy) for index, depth in depths.items()]
@@ -178,11 +161,7 @@ def _ignore_interrupts_in_sparks_processes() -> None:
 
 
 class BacklogSource(DataSource):
-    """The data source `pairbus-backlog`, for `readStream`.
-
-    Its options are `config`, a syphon's configuration as JSON with references and no secrets, and `note`, the path of
-    the file with the driver's notes.
-    """
+    """The data source `pairbus-backlog`; the option `config` is a `SyphonConfig` as JSON, `note` the driver's file."""
 
     @classmethod
     def name(cls) -> str:

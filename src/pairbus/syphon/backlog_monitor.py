@@ -19,22 +19,7 @@ log = logging.getLogger("pairbus.syphon")
 
 
 class BacklogMonitor:
-    """Queries the secondary for the depths of one primary's backlog queues.
-
-    The secondary is resolved once and kept while it answers. After a query that failed it is resolved anew, because
-    its key may have been renewed.
-
-    Parameters
-    ----------
-    query
-        The queues to look for.
-    resolve
-        Look up the secondary with the credential that is valid now.
-    secondary
-        The secondary, if the caller has resolved it already.
-    on_query
-        Called with the billable operations of each query, also of one that failed.
-    """
+    """Depth queries for one backlog. After a failure the secondary is resolved anew: its key may be renewed."""
 
     def __init__(
         self,
@@ -48,7 +33,6 @@ class BacklogMonitor:
         self._resolve = resolve
         self._secondary = secondary
         self._on_query = on_query
-        #: The last answer.
         self.last: Depths | None = None
 
     def secondary(self) -> Namespace:
@@ -58,7 +42,6 @@ class BacklogMonitor:
         return self._secondary
 
     def renew(self) -> None:
-        """Resolve the secondary anew before the next query."""
         self._secondary = None
 
     def query(self) -> Depths:
@@ -90,16 +73,12 @@ class BacklogMonitor:
 
 @dataclass(slots=True)
 class PollSchedule:
-    """The time of the next depth query: now while there is work, later while the backlog is empty or unavailable.
-
-    Holds no clock: every method is given a time, in seconds.
-    """
+    """The time of the next depth query: at once while there is work, later while the backlog is empty or unknown."""
 
     #: Seconds between two queries of an empty backlog.
     idle_interval: float
     #: Pauses after queries that failed.
     backoff: Backoff
-    #: Queries in a row that have failed.
     failures: int = 0
     _next: float = 0.0
 
@@ -108,15 +87,12 @@ class PollSchedule:
         return not now < self._next <= now + max(self.idle_interval, self.backoff.longest)
 
     def make_due(self) -> None:
-        """Let the next query be due at once."""
         self._next = 0.0
 
     def pause_after_failure(self) -> float:
-        """Return the pause that will follow if the next query fails."""
         return self.backoff.pause(self.failures)
 
     def failed(self, at: float) -> None:
-        """Record a query that failed at this time."""
         self._next = at + self.pause_after_failure()
         self.failures += 1
 

@@ -34,7 +34,6 @@ class Depths:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The queues that do not exist."""
         return tuple(index for index, depth in self.by_index.items() if depth is None)
 
     @property
@@ -44,12 +43,10 @@ class Depths:
 
     @property
     def none_exists(self) -> bool:
-        """True if none of the queues exists."""
         return all(depth is None for depth in self.by_index.values())
 
     @property
     def total(self) -> int:
-        """The number of messages in all queues."""
         return sum(depth or 0 for depth in self.by_index.values())
 
 
@@ -57,15 +54,7 @@ class DepthQuery:
     """A query for the depths of one primary's backlog queues, to be run again and again.
 
     The service lists all queues of a namespace in pages of 100, each a billable operation. A run begins at the page
-    where the last one found the first wanted queue, and ends once it has seen all of them. From the second run on that
-    is one page, whatever else the namespace holds.
-
-    Parameters
-    ----------
-    primary_name
-        Name of the primary, which is part of the backlog queues' paths.
-    indexes
-        The queues to look for; None for all of that primary.
+    where the last one found the first wanted queue, so from the second run on it reads one page.
     """
 
     def __init__(self, primary_name: str, indexes: Iterable[int] | None) -> None:
@@ -97,7 +86,6 @@ class _Listing:
         self.others: dict[int, int] = {}
         self.delivery_limits: dict[int, int] = {}
         self.pages = 0
-        #: Position of the first wanted queue.
         self.first: int | None = None
 
     def read(self, client: Any, start: int, end: int | None) -> None:
@@ -128,17 +116,6 @@ class _Listing:
     def _index_of(self, name: str) -> int | None:
         number = name.removeprefix(self._prefix)
         return int(number) if name.startswith(self._prefix) and number.isdecimal() else None
-
-
-def backlog_depths(
-    secondary: Namespace, primary_name: str, indexes: Iterable[int] | None, timeout: float = 10.0
-) -> Depths:
-    """Return the depths of these backlog queues of a primary (None: of all).
-
-    For one query; a loop keeps a `DepthQuery`, which needs fewer operations. Raises what the SDK raises if the
-    secondary does not answer within `timeout` seconds.
-    """
-    return DepthQuery(primary_name, indexes).run(secondary, timeout)
 
 
 def none_exists_text(depths: Depths, secondary: Namespace, primary_name: str) -> str:

@@ -17,7 +17,7 @@ from pairbus.options import Namespace
 from .amqp.connection import Connection
 from .amqp.link import LinkError
 from .amqp.request_response import RequestClient
-from .depths import backlog_depths, none_exists_text
+from .depths import DepthQuery, none_exists_text
 
 #: Messages that one request asks for; the service answers with fewer if they are large.
 _PAGE = 1000
@@ -56,7 +56,7 @@ def backlog_sequence_numbers(
     Exception
         The SDK's own, if the secondary does not answer.
     """
-    depths = backlog_depths(secondary, primary_name, indexes, timeout)
+    depths = DepthQuery(primary_name, indexes).run(secondary, timeout)
     if depths.none_exists:
         raise PairbusError(none_exists_text(depths, secondary, primary_name))
     paths = {index: queue_path(primary_name, index) for index, depth in depths.by_index.items() if depth is not None}
@@ -112,7 +112,6 @@ async def _peek(connection: Connection, path: str, found: list[int], timeout: fl
 
 
 def _messages(body: Any, path: str) -> list[Any]:
-    """Return the messages in an answer."""
     listed = body.get("messages") if isinstance(body, dict) else None
     if listed is None:  # no message follows
         return []

@@ -1,7 +1,6 @@
 """The syphon without Spark: one process that drains all backlog queues of a pairing at once, on one event loop.
 
-It shares the drain and the journal with the Spark job. Its rows stay in the journals, where a Spark job with the same
-journal folder finds and folds them.
+Its rows stay in the journals, where a Spark job with the same journal folder finds and folds them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pairbus.domain.outcome import Head, HeldCount, QueueSummary, held_over
 from pairbus.errors import PairbusError
 from pairbus.options import Namespace, refuse_same
-from pairbus.runtime import bounded_call as bounds
+from pairbus.runtime import bounded_call
 from pairbus.runtime.backoff import Backoff
 from pairbus.runtime.bounded_call import call_in_thread, call_with_deadline
 from pairbus.runtime.redaction import describe_error
@@ -85,12 +84,10 @@ class Round:
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """The errors of all queues, each with its queue's index."""
         return tuple(f"queue {each.queue_index}: {each.error}" for each in self.queues if each.error)
 
     @property
     def held(self) -> tuple[HeldCount, ...]:
-        """The held messages of all queues, counted by destination and reason."""
         return held_over(self.queues)
 
     def __str__(self) -> str:
@@ -106,27 +103,7 @@ def _sum(before: QueueSummary | None, after: QueueSummary) -> QueueSummary:
 
 
 class Service:
-    """A syphon in this process. Its methods block, so it needs a thread or a process of its own.
-
-    Parameters
-    ----------
-    primary, secondary, event_hubs
-        The namespaces that messages are delivered to, parked in, and (if any were parked for event hubs) sent to.
-    queues
-        Indexes of the backlog queues to drain.
-    journal
-        Folder of the journals.
-    options
-        Options of each drain. `max_rate` is shared by the queues that have messages.
-    idle_poll_interval
-        Seconds between two depth queries of an empty backlog.
-    on_round
-        Called with the result of each round.
-    on_query
-        Called with the billable operations of each depth query.
-    resolve
-        Look up the namespaces anew; called after a failure that a renewed key may end.
-    """
+    """A syphon in this process. Its methods block, so it needs a thread or a process of its own."""
 
     def __init__(
         self,
@@ -142,6 +119,7 @@ class Service:
         on_query: Callable[[int], object] = lambda operations: None,
         resolve: Callable[[], Namespaces] | None = None,
     ) -> None:
+        #: Looks up the namespaces anew, after a failure that a renewed key may end.
         self._resolve = resolve
         self._primary, self._secondary, self._event_hubs = primary, secondary, event_hubs
         self._journal = journal
@@ -176,7 +154,7 @@ class Service:
         """Register this run in the journal folder; raises OSError, before any message is taken, if it cannot."""
         if not self._begun:
             call_with_deadline(
-                lambda: self._folder.begin(self._run, None), bounds.JOURNAL_SECONDS, "pairbus-journal-begin"
+                lambda: self._folder.begin(self._run, None), bounded_call.JOURNAL_SECONDS, "pairbus-journal-begin"
             )
             if self._folder.follows_killed_run:
                 self._locked_until = time.monotonic() + LONGEST_LOCK
@@ -189,15 +167,7 @@ class Service:
             self._begun = True
 
     def once(self) -> Round:
-        """Drain the messages that are parked now, and return the result; later ones need not be drained.
-
-        Raises
-        ------
-        PairbusError
-            If the secondary does not answer, or none of the queues exists.
-        OSError
-            If the journal folder cannot be written to.
-        """
+        """Drain what is parked now; `PairbusError` if the secondary does not answer or has no such queue."""
         self.begin()
         try:
             depths = self._depths()
@@ -250,7 +220,7 @@ class Service:
     def _finish(self) -> None:
         """Mark the run as finished; an error is kept, because raising it would hide an earlier one."""
         try:
-            call_with_deadline(self._folder.finish, bounds.JOURNAL_SECONDS, "pairbus-journal-end")
+            call_with_deadline(self._folder.finish, bounded_call.JOURNAL_SECONDS, "pairbus-journal-end")
         except Exception as error:  # storage raises errors of its own kinds
             self.journal_error = f"the journal {self._folder.location} could not be ended in order: {error}"
 
@@ -268,7 +238,6 @@ class Service:
         return self._secondary
 
     def _depths(self) -> Depths:
-        """Query the depths; raises `PairbusError`."""
         try:
             return self._monitor.query()
         except Exception as error:  # credentials, the SDK and the network raise many kinds
@@ -332,7 +301,7 @@ class Service:
 
 
 def service_for(config: Any, **more: Any) -> Service:
-    """Return the service that a `SyphonConfig` describes, with its references resolved."""
+    """Return the service that a `SyphonConfig` describes."""
     primary, secondary, event_hubs = config.resolve()
     refuse_same(primary, secondary)
     return Service(

@@ -17,7 +17,7 @@ from jobs import drain
 from pairbus import cli
 from pairbus.config.syphon_config import SyphonConfig
 from pairbus.spark import Syphon
-from tests.architecture.test_documents import blocks
+from tests.support.code_blocks import blocks
 
 GUIDE = "docs/syphon.md"
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,8 +29,9 @@ def test_the_configuration_loads_and_has_the_defaults(tmp_path: Path) -> None:
     (example,) = blocks(GUIDE, "toml")
     (tmp_path / "pairbus.toml").write_text(example)
     config = SyphonConfig.load(tmp_path / "pairbus.toml")
-    places = {"ledger": config.ledger, "checkpoint": config.checkpoint}
-    assert config == SyphonConfig(primary=config.primary, secondary=config.secondary, **places)
+    assert config == SyphonConfig(
+        primary=config.primary, secondary=config.secondary, ledger=config.ledger, checkpoint=config.checkpoint
+    )
     named = set(re.findall(r"^(\w+) = ", example.partition("[syphon]")[2].partition("[ledger]")[0], re.MULTILINE))
     assert named == set(config.to_mapping()["syphon"])
 

@@ -23,7 +23,7 @@ BUNDLE = ROOT / "conf" / "databricks.yml"
 TEXT = BUNDLE.read_text()
 GUIDE = (ROOT / "docs" / "databricks.md").read_text()
 CONTENT: dict[str, Any] = yaml.safe_load(TEXT)
-JOBS: dict[str, dict[str, Any]] = CONTENT["resources"]["jobs"]
+JOBS: dict[str, Any] = CONTENT["resources"]["jobs"]
 #: Runtimes with long-term support that are new enough → the Spark in them.
 LTS = {"17.3.x-scala2.13": (4, 0), "18.x-scala2.13": (4, 1)}
 NEWER: dict[str, list[str]] = json.loads((ROOT / "tests" / "data" / "spark_since_4_0.json").read_text())
@@ -190,7 +190,13 @@ def test_no_secret_is_literal() -> None:
 def newer_than_4_0(source: str) -> list[str]:
     """What a module takes from pyspark that 4.0 lacks; an import that is guarded against that does not count."""
     tree = ast.parse(source)
-    guarded = {id(each) for node in ast.walk(tree) if is_guard(node) for part in node.body for each in ast.walk(part)}
+    guarded = {
+        id(each)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If | ast.Try) and is_guard(node)
+        for part in node.body
+        for each in ast.walk(part)
+    }
     found: list[str] = []
     for node in ast.walk(tree):
         if id(node) in guarded:

@@ -21,7 +21,7 @@ from jobs.demo_story.goods import SHARES, Sent
 from jobs.demo_story.reckoning import Reckoning
 from jobs.demo_story.screen import Screen
 from pairbus.sending.status import EntityStatus, PairingStatus
-from tests.support.pairing import wait_until
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 #: Enough for every kind of message, every destination and both ways, few enough for a test.

@@ -10,7 +10,7 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 
 from pairbus.localbus import LocalBus
 from tests.support.process_fixtures import collected
-from tests.support.scenarios import SideBySide, wanted_in
+from tests.support.scenarios import RunningScenarios, wanted_in
 
 __all__ = ["collected"]
 
@@ -40,8 +40,8 @@ def admin_client(bus: LocalBus) -> Iterator[ServiceBusAdministrationClient]:
 
 
 @pytest.fixture(scope="module")
-def side_by_side(request: pytest.FixtureRequest, bus: LocalBus) -> Iterator[SideBySide]:
+def running_scenarios(request: pytest.FixtureRequest, bus: LocalBus) -> Iterator[RunningScenarios]:
     """Starts the module's scenarios; each test waits for its own."""
-    running = SideBySide(bus, wanted_in(request.module, request.session.items))
+    running = RunningScenarios(bus, wanted_in(request.module, request.session.items))
     yield running
     running.close()

@@ -20,7 +20,7 @@ from azure.servicebus.exceptions import ServiceBusAuthenticationError, ServiceBu
 from pairbus.localbus import LocalBus
 from tests.support.process_fixtures import Command, sas_token, with_key
 from tests.support.scenarios import scenario
-from tests.support.sdk_clients import Face, Place, bodies, soon
+from tests.support.sdk_clients import AsyncFacade, SdkClients, bodies, soon
 
 ROOT = "RootManageSharedAccessKey"
 KEYS = {"sender": "c2VuZA==", "listener": "bGlzdGVu", "manager": "bWFuYWdl", "both": "Ym90aA=="}
@@ -51,7 +51,10 @@ class EntraCredential:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
     ) -> None: ...
 
 
@@ -59,16 +62,14 @@ def host(bus: Any) -> str:
     return f"{bus.host}:{bus.port}"
 
 
-def client_of(at: Place, connection_string: str) -> Face:
+def client_of(at: SdkClients, connection_string: str) -> AsyncFacade:
     """Open a data client of a connection string for the length of a scenario."""
-    made = Face(ServiceBusClient.from_connection_string(connection_string, retry_total=0))
-    at._clients.append(made)
-    return made
+    return at.keep_client(ServiceBusClient.from_connection_string(connection_string, retry_total=0))
 
 
-def client_with_credential(at: Place, credential: Any) -> Face:
+def client_with_credential(at: SdkClients, credential: Any) -> AsyncFacade:
     """Open a data client with a credential; such clients use TLS, and another port than 5671 only if told so."""
-    made = Face(
+    return at.keep_client(
         ServiceBusClient(
             host(at.bus),
             credential,
@@ -78,25 +79,23 @@ def client_with_credential(at: Place, credential: Any) -> Face:
             transport_type=TransportType.Amqp,
         )
     )
-    at._clients.append(made)
-    return made
 
 
-def signed_in(at: Place, key: str) -> Face:
+def signed_in(at: SdkClients, key: str) -> AsyncFacade:
     return client_of(at, with_key(at.bus.connection_string, key, KEYS[key]))
 
 
-def administration(at: Place, connection_string: str) -> ServiceBusAdministrationClient:
+def administration(at: SdkClients, connection_string: str) -> ServiceBusAdministrationClient:
     return ServiceBusAdministrationClient.from_connection_string(
         connection_string, connection_verify=at.bus.ca_file, retry_total=0
     )
 
 
-async def send(at: Place, client: Face, queue: str, text: str) -> None:
+async def send(at: SdkClients, client: AsyncFacade, queue: str, text: str) -> None:
     await at.keep(client.get_queue_sender(queue)).send_messages(ServiceBusMessage(text))
 
 
-async def receive(at: Place, client: Face, queue: str) -> list[str]:
+async def receive(at: SdkClients, client: AsyncFacade, queue: str) -> list[str]:
     """Receive and complete one message; return its text."""
     receiver = at.keep(client.get_queue_receiver(queue))
     message = await at.take_one(receiver)
@@ -114,7 +113,7 @@ WRONG = {
 
 
 @scenario("async", cases=WRONG)
-async def test_a_wrong_key_opens_nothing(at: Place, case: str) -> None:
+async def test_a_wrong_key_opens_nothing(at: SdkClients, case: str) -> None:
     """Sender, receiver and administration are refused as unauthenticated; the queue is unchanged."""
     queue = await at.queue()
     await at.send(queue, "there")
@@ -134,7 +133,7 @@ async def test_a_wrong_key_opens_nothing(at: Place, case: str) -> None:
 
 
 @scenario("async", cases=KEYS)
-async def test_rights_of_a_key_hold(at: Place, case: str) -> None:
+async def test_rights_of_a_key_hold(at: SdkClients, case: str) -> None:
     """Several keys at once send, schedule, receive and peek as far as their rights go, and no further."""
     queue = await at.queue()
     await at.send(queue, "there")
@@ -163,7 +162,7 @@ async def test_rights_of_a_key_hold(at: Place, case: str) -> None:
 
 
 @scenario("async", cases=KEYS)
-async def test_the_administration_needs_manage(at: Place, case: str) -> None:
+async def test_the_administration_needs_manage(at: SdkClients, case: str) -> None:
     """Send and Listen, alone or together, can neither read nor change an entity."""
     queue, mine = await at.queue(), f"by-{case}"
     async with administration(at, with_key(at.bus.connection_string, case, KEYS[case])) as admin:
@@ -180,7 +179,7 @@ async def test_the_administration_needs_manage(at: Place, case: str) -> None:
 
 
 @scenario("async")
-async def test_rights_hold_on_topics_and_subscriptions(at: Place) -> None:
+async def test_rights_hold_on_topics_and_subscriptions(at: SdkClients) -> None:
     """A key with Send can publish but not receive; with Listen it is the reverse."""
     topic = await at.topic()
     await at.subscription(topic, "all")
@@ -195,7 +194,7 @@ async def test_rights_hold_on_topics_and_subscriptions(at: Place) -> None:
 
 
 @scenario("async")
-async def test_named_key_credential(at: Place) -> None:
+async def test_named_key_credential(at: SdkClients) -> None:
     """AzureNamedKeyCredential works over TLS; with a wrong key it is refused and no message arrives."""
     queue = await at.queue()
     await send(at, client_with_credential(at, AzureNamedKeyCredential("both", KEYS["both"])), queue, "hello")
@@ -207,12 +206,12 @@ async def test_named_key_credential(at: Place) -> None:
 # --- shared access signatures --------------------------------------------------------------------------------
 
 
-def signature(at: Place, path: str, life: float, key: str = "both") -> str:
+def signature(at: SdkClients, path: str, life: float, key: str = "both") -> str:
     return sas_token(f"sb://{host(at.bus)}/{path}", key, KEYS[key], time.time() + life)
 
 
 @scenario("async", cases=("credential", "connection string"))
-async def test_a_sas_credential_opens_only_its_queue(at: Place, case: str) -> None:
+async def test_a_sas_credential_opens_only_its_queue(at: SdkClients, case: str) -> None:
     """It sends to and receives from the queue that it was signed for."""
     queue, other = await at.queue(), await at.queue()
     token = signature(at, queue, 60)
@@ -229,7 +228,7 @@ async def test_a_sas_credential_opens_only_its_queue(at: Place, case: str) -> No
 
 
 @scenario("async", cases=("expired", "altered", "without the right"))
-async def test_an_invalid_sas_credential_is_refused(at: Place, case: str) -> None:
+async def test_an_invalid_sas_credential_is_refused(at: SdkClients, case: str) -> None:
     """The message of an expired, an altered or a Listen-only signature does not arrive."""
     queue = await at.queue()
     token = signature(at, queue, -60) if case == "expired" else signature(at, queue, 60)
@@ -248,7 +247,7 @@ async def test_an_invalid_sas_credential_is_refused(at: Place, case: str) -> Non
 
 
 @scenario("async")
-async def test_a_receiver_is_closed_when_its_signature_expires(at: Place) -> None:
+async def test_a_receiver_is_closed_when_its_signature_expires(at: SdkClients) -> None:
     """Messages received before stay received; afterwards the link is closed and the token refused."""
     queue = await at.queue()
     await at.send(queue, "in time")
@@ -276,7 +275,7 @@ async def test_a_receiver_is_closed_when_its_signature_expires(at: Place) -> Non
 
 
 @scenario("async")
-async def test_entra_tokens_are_refused_by_default(at: Place) -> None:
+async def test_entra_tokens_are_refused_by_default(at: SdkClients) -> None:
     """A JWT opens neither links nor administration; the text names the option that accepts it."""
     queue = await at.queue()
     with pytest.raises(ServiceBusError) as refused:
@@ -291,11 +290,11 @@ async def test_entra_tokens_are_refused_by_default(at: Place) -> None:
 
 
 @scenario("async")
-async def test_entra_tokens_are_accepted_with_the_option(at: Place) -> None:
+async def test_entra_tokens_are_accepted_with_the_option(at: SdkClients) -> None:
     """With accept_any_jwt any token opens everything, and keys are still checked."""
     started = await asyncio.to_thread(LocalBus(accept_any_jwt=True).start)
     with closing(started):
-        there = Place(started, "async")
+        there = SdkClients(started, "async")
         try:
             async with ServiceBusAdministrationClient(
                 host(started), EntraCredential(), connection_verify=started.ca_file

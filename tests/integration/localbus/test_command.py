@@ -34,8 +34,8 @@ from tests.support.process_fixtures import (
     key_of,
     refused,
     send,
-    wait_until,
 )
+from tests.support.waiting import wait_until
 
 pytestmark = FORGETS_SOCKETS
 EMULATORS_KEY = "SAS_KEY_VALUE"
@@ -369,7 +369,7 @@ def test_entities_come_from_a_file(tmp_path: Path) -> None:
         assert admin.get_queue_runtime_properties("third").active_message_count == 1
 
 
-BAD_FILES = {
+BAD_FILES: dict[str, tuple[str | bytes, str]] = {
     "not toml": ("queues = [", "not valid TOML"),
     "not utf-8": (b"\xff\xfe", "not valid TOML"),
     "nested too deeply": ("queues = " + "[" * 20_000 + "]" * 20_000, "not valid TOML"),

@@ -18,7 +18,7 @@ from pairbus.localbus.amqp.consumers import Consumer
 from tests.support.clocked_server import clocked_bus
 from tests.support.raw_client import RawClient, RawError, longs, uuids
 from tests.support.scenarios import scenario
-from tests.support.sdk_clients import Place, bodies, unique
+from tests.support.sdk_clients import SdkClients, bodies, unique
 
 HELLO = Message(body=b"hello", inferred=True).encode()
 NOT_RECEIVED_FROM = ("ReceiveDisabled", "Disabled")
@@ -37,7 +37,7 @@ WAYS = ("complete_message", "abandon_message", "defer_message", "dead_letter_mes
 
 
 @scenario(cases=WAYS)
-async def test_nothing_is_settled_in_a_disabled_queue(at: Place, case: str) -> None:
+async def test_nothing_is_settled_in_a_disabled_queue(at: SdkClients, case: str) -> None:
     """Every settlement and renewal is refused; once enabled, the message can be settled under the same lock."""
     for status in NOT_RECEIVED_FROM:
         queue = await at.queue()
@@ -61,7 +61,7 @@ def complete(bus: LocalBus, queue: str, token: Any) -> int:
 
 
 @scenario("sync", cases=NOT_RECEIVED_FROM)
-async def test_no_deferred_message_is_received_from_a_disabled_queue(at: Place, case: str) -> None:
+async def test_no_deferred_message_is_received_from_a_disabled_queue(at: SdkClients, case: str) -> None:
     """It is refused in both modes; the message is there when the queue is enabled again."""
     queue = await at.queue()
     await at.send(queue, "x")
@@ -141,7 +141,7 @@ def test_every_open_receiver_is_detached(
 
 
 @scenario()
-async def test_a_receiver_waiting_for_a_session_is_refused(at: Place) -> None:
+async def test_a_receiver_waiting_for_a_session_is_refused(at: SdkClients) -> None:
     """It is refused when the queue is disabled, and does not wait on."""
     queue = await at.queue(requires_session=True)
     receiver = at.receiver(queue, session_id=NEXT_AVAILABLE_SESSION, max_wait_time=200)

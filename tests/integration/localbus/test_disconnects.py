@@ -21,7 +21,7 @@ from pairbus.domain.amqp import sections
 from pairbus.localbus import LocalBus
 from tests.support.raw_client import RawClient, RawError, Received, longs, session_filter, uuids
 from tests.support.scenarios import scenario
-from tests.support.sdk_clients import Place, bodies
+from tests.support.sdk_clients import SdkClients, bodies
 
 # The SDK does not close the sockets of connections that were cut.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
@@ -46,7 +46,7 @@ def facts(message: bytes) -> tuple[int, int]:
 
 
 async def receive_and_leave(
-    at: Place, queue: str, count: int, leave: Callable[[RawClient, Any], None], **options: Any
+    at: SdkClients, queue: str, count: int, leave: Callable[[RawClient, Any], None], **options: Any
 ) -> list[Received]:
     """Receive messages on a link that is then lost without settling them."""
 
@@ -68,7 +68,7 @@ def cut(raw: RawClient, link: Any) -> None:
     """Do nothing: leaving the block cuts the connection without a close."""
 
 
-async def request(at: Place, queue: str, operation: str, **body: Any) -> tuple[int, Any, str | None]:
+async def request(at: SdkClients, queue: str, operation: str, **body: Any) -> tuple[int, Any, str | None]:
     """Send a management request on a connection of its own."""
 
     def run() -> tuple[int, Any, str | None]:
@@ -82,7 +82,7 @@ async def request(at: Place, queue: str, operation: str, **body: Any) -> tuple[i
 
 
 @scenario()
-async def test_a_message_is_settled_by_lock_token_after_its_link_is_closed(at: Place) -> None:
+async def test_a_message_is_settled_by_lock_token_after_its_link_is_closed(at: SdkClients) -> None:
     """The lock remains when its link is closed or its connection cut; any connection can settle by the token."""
     for leave in (close_link, cut):
         queue = await at.queue(lock_duration=timedelta(minutes=5))
@@ -100,7 +100,7 @@ async def test_a_message_is_settled_by_lock_token_after_its_link_is_closed(at: P
 
 
 @scenario()
-async def test_every_disposition_works_by_lock_token(at: Place) -> None:
+async def test_every_disposition_works_by_lock_token(at: SdkClients) -> None:
     """Abandon, defer and dead-letter work by lock token, as complete does."""
     queue = await at.queue(lock_duration=timedelta(minutes=5))
     await at.send(queue, "abandoned", "deferred", "dead")
@@ -120,7 +120,7 @@ async def test_every_disposition_works_by_lock_token(at: Place) -> None:
 
 
 @scenario()
-async def test_locks_of_a_cut_connection_expire(at: Place) -> None:
+async def test_locks_of_a_cut_connection_expire(at: SdkClients) -> None:
     """Its messages are delivered again after their locks, in order, with the delivery counted."""
     queue = await at.queue(lock_duration=timedelta(seconds=12))
     texts = [f"m{n}" for n in range(8)]
@@ -140,7 +140,7 @@ async def test_locks_of_a_cut_connection_expire(at: Place) -> None:
 
 
 @scenario("async")
-async def test_expired_locks_count_as_deliveries(at: Place) -> None:
+async def test_expired_locks_count_as_deliveries(at: SdkClients) -> None:
     """At the maximum delivery count a message is dead-lettered by the expiry of its lock, without any client."""
     queue = await at.queue(lock_duration=timedelta(seconds=1), max_delivery_count=2)
     await at.send(queue, "x")
@@ -150,7 +150,7 @@ async def test_expired_locks_count_as_deliveries(at: Place) -> None:
 
 
 @scenario("async")
-async def test_the_lock_of_a_deferred_message_expires(at: Place) -> None:
+async def test_the_lock_of_a_deferred_message_expires(at: SdkClients) -> None:
     """Received by number on a connection that is cut, the message is deferred again after its lock."""
     queue = await at.queue()
     await at.send(queue, "x")
@@ -174,7 +174,7 @@ async def test_the_lock_of_a_deferred_message_expires(at: Place) -> None:
 
 
 @scenario()
-async def test_a_session_is_free_as_soon_as_its_link_is_closed(at: Place) -> None:
+async def test_a_session_is_free_as_soon_as_its_link_is_closed(at: SdkClients) -> None:
     """After a close or a cut the session can be accepted at once; its messages are in order and not counted."""
     for leave in (close_link, cut):
         queue = await at.queue(requires_session=True, lock_duration=timedelta(minutes=5))
@@ -186,7 +186,7 @@ async def test_a_session_is_free_as_soon_as_its_link_is_closed(at: Place) -> Non
 
 
 @scenario("async")
-async def test_lock_tokens_of_a_session_end_with_its_link(at: Place) -> None:
+async def test_lock_tokens_of_a_session_end_with_its_link(at: SdkClients) -> None:
     """A message of a session cannot be settled by token once the session is not held."""
     queue = await at.queue(requires_session=True, lock_duration=timedelta(minutes=5))
     await at.send(queue, ServiceBusMessage("x", session_id="s"))
@@ -202,7 +202,7 @@ async def test_lock_tokens_of_a_session_end_with_its_link(at: Place) -> None:
 
 
 @scenario("async")
-async def test_a_waiting_receiver_gets_the_session_of_a_cut_connection(at: Place) -> None:
+async def test_a_waiting_receiver_gets_the_session_of_a_cut_connection(at: SdkClients) -> None:
     """A receiver that waits for a session is given one when its holder disconnects."""
     queue = await at.queue(requires_session=True, lock_duration=timedelta(minutes=5))
     await at.send(queue, ServiceBusMessage("x", session_id="s"))
@@ -221,7 +221,7 @@ async def test_a_waiting_receiver_gets_the_session_of_a_cut_connection(at: Place
 
 
 @scenario("async")
-async def test_a_complete_message_is_kept_and_an_incomplete_one_is_not(at: Place) -> None:
+async def test_a_complete_message_is_kept_and_an_incomplete_one_is_not(at: SdkClients) -> None:
     """A message that was complete before the cut is kept, though its sender got no outcome; a part of one is not."""
     queue = await at.queue()
 
@@ -244,7 +244,7 @@ async def test_a_complete_message_is_kept_and_an_incomplete_one_is_not(at: Place
 
 
 @scenario("async")
-async def test_receive_and_delete_loses_only_what_was_sent_to_the_client(at: Place) -> None:
+async def test_receive_and_delete_loses_only_what_was_sent_to_the_client(at: SdkClients) -> None:
     """Messages on their way to a client that is cut are lost; those beyond its credit are not."""
     queue = await at.queue()
     await at.send(queue, "a", "b", "c")
@@ -257,7 +257,7 @@ async def test_receive_and_delete_loses_only_what_was_sent_to_the_client(at: Pla
 
 
 @scenario()
-async def test_the_sdk_settles_messages_received_before_a_cut(at: Place) -> None:
+async def test_the_sdk_settles_messages_received_before_a_cut(at: SdkClients) -> None:
     """The SDK settles by lock token after a cut, and continues to receive."""
     queue = await at.queue(lock_duration=timedelta(minutes=5))
     await at.send(queue, "a", "b")

@@ -22,7 +22,8 @@ from azure.servicebus.exceptions import ServiceBusAuthenticationError
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from tests.support.clocked_server import ClockedBus, clocked_bus
-from tests.support.process_fixtures import QUICK, administer, bodies, connect, drain, send, wait_until
+from tests.support.process_fixtures import QUICK, administer, bodies, connect, drain, send
+from tests.support.waiting import wait_until
 
 LIMIT = timedelta(minutes=5)
 

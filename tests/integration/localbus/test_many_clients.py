@@ -18,17 +18,9 @@ from proton import Delivery, Message, Sender
 
 from pairbus.localbus import LocalBus
 from tests.support.amqp_frames import hello
-from tests.support.process_fixtures import (
-    FORGETS_SOCKETS,
-    Command,
-    active,
-    bodies,
-    connect,
-    create,
-    key_of,
-    wait_until,
-)
+from tests.support.process_fixtures import FORGETS_SOCKETS, Command, active, bodies, connect, create, key_of
 from tests.support.raw_client import RawClient
+from tests.support.waiting import wait_until
 
 pytestmark = FORGETS_SOCKETS
 
@@ -177,7 +169,7 @@ def test_a_slow_entity_does_not_slow_the_others(bus: LocalBus, calm: Calm) -> No
         with bus.faults.during("latency", "slow", delay=60):
             waiting = send_without_waiting(slow, link, 300)
             calm.work()
-            slow._pump(0)
+            slow.pump(0)
             assert not any(each.remote_state for each in waiting), "a slow entity has answered before its time"
 
 
@@ -192,7 +184,7 @@ def test_a_black_hole_does_not_affect_other_entities(bus: LocalBus, calm: Calm) 
         waiting = [send_without_waiting(each, link, 20) for each, link in zip(stuck, links, strict=True)]
         calm.work()
         for each in stuck:
-            each._pump(0)
+            each.pump(0)
         assert not any(each.remote_state for some in waiting for each in some)
     for each in stuck:
         each.drop()

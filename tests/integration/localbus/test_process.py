@@ -30,8 +30,8 @@ from tests.support.process_fixtures import (
     is_running,
     key_of,
     send,
-    wait_until,
 )
+from tests.support.waiting import wait_until
 
 pytest_plugins = ["pytester"]
 pytestmark = FORGETS_SOCKETS
@@ -237,7 +237,12 @@ def test_many_threads_may_pause_a_bus(folders: Path) -> None:
 def test_the_watchdog_of_a_pause_ends_with_it(folders: Path) -> None:
     """After a resume, or an end while paused, the watchdog is gone and has not killed the bus."""
     with LocalBus() as bus:
-        for end in (bus.resume, bus.restart, lambda: (bus.kill(), bus.restart())):
+
+        def kill_and_restart() -> None:
+            bus.kill()
+            bus.restart()
+
+        for end in (bus.resume, bus.restart, kill_and_restart):
             bus.pause()
             bus.pause()
             watchdog = bus._watchdog

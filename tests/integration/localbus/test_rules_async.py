@@ -21,13 +21,13 @@ from azure.servicebus.management import (
 )
 
 from tests.support.scenarios import scenario
-from tests.support.sdk_clients import Place, bodies, text_properties, unique
+from tests.support.sdk_clients import SdkClients, bodies, text_properties, unique
 
 WHEN = datetime(2026, 11, 16, 12, tzinfo=timezone.utc)
 
 
 @asynccontextmanager
-async def administration(at: Place) -> AsyncIterator[ServiceBusAdministrationClient]:
+async def administration(at: SdkClients) -> AsyncIterator[ServiceBusAdministrationClient]:
     async with ServiceBusAdministrationClient.from_connection_string(
         at.bus.connection_string, connection_verify=at.bus.ca_file, retry_total=0
     ) as admin:
@@ -35,7 +35,7 @@ async def administration(at: Place) -> AsyncIterator[ServiceBusAdministrationCli
 
 
 @asynccontextmanager
-async def new_topic(at: Place, *subscriptions: str) -> AsyncIterator[tuple[ServiceBusAdministrationClient, str]]:
+async def new_topic(at: SdkClients, *subscriptions: str) -> AsyncIterator[tuple[ServiceBusAdministrationClient, str]]:
     """Yield the async administration client, and a topic with these subscriptions."""
     async with administration(at) as admin:
         topic = unique("t")
@@ -51,7 +51,7 @@ async def only_rule(admin: ServiceBusAdministrationClient, topic: str, name: str
     await admin.create_rule(topic, name, rule, **settings)
 
 
-async def received(at: Place, topic: str, name: str, count: int) -> list[Any]:
+async def received(at: SdkClients, topic: str, name: str, count: int) -> list[Any]:
     """Receive exactly this number of messages; assert that the subscription is empty then."""
     found: list[Any] = []
     if count:
@@ -61,7 +61,7 @@ async def received(at: Place, topic: str, name: str, count: int) -> list[Any]:
     return found
 
 
-async def passed(at: Place, chosen: Any, messages: Iterable[ServiceBusMessage], expected: list[str]) -> None:
+async def passed(at: SdkClients, chosen: Any, messages: Iterable[ServiceBusMessage], expected: list[str]) -> None:
     """Assert that a subscription with this filter gets these ids, and one without a filter all of them."""
     sent = list(messages)
     async with new_topic(at, "filtered", "all") as (admin, topic):
@@ -76,7 +76,7 @@ async def passed(at: Place, chosen: Any, messages: Iterable[ServiceBusMessage], 
 
 
 @scenario("async")
-async def test_a_new_subscription_has_a_default_rule_that_matches_all(at: Place) -> None:
+async def test_a_new_subscription_has_a_default_rule_that_matches_all(at: SdkClients) -> None:
     """`$Default` is a true filter without an action; without it the subscription gets no message."""
     async with new_topic(at, "all") as (admin, topic):
         (rule,) = [rule async for rule in admin.list_rules(topic, "all")]
@@ -95,7 +95,7 @@ async def test_a_new_subscription_has_a_default_rule_that_matches_all(at: Place)
 
 
 @scenario("async", cases=("true", "false"))
-async def test_true_and_false_filters(at: Place, case: str) -> None:
+async def test_true_and_false_filters(at: SdkClients, case: str) -> None:
     """A true filter matches all messages, a false filter none."""
     chosen = TrueRuleFilter() if case == "true" else FalseRuleFilter()
     await passed(at, chosen, [ServiceBusMessage("x", message_id="m")], ["m"] if case == "true" else [])
@@ -110,14 +110,18 @@ FIELDS = {
 
 
 @scenario("async", cases=FIELDS)
-async def test_correlation_filters_on_system_properties(at: Place, case: str) -> None:
+async def test_correlation_filters_on_system_properties(at: SdkClients, case: str) -> None:
     """Each field is compared for equality, including case; other fields are ignored."""
-    messages = [ServiceBusMessage("x", **{"message_id": "other case", FIELDS[case]: "wanted"})]
-    messages += [ServiceBusMessage("x", **{"message_id": "m", FIELDS[case]: "Wanted"})]
     others = {field: "Wanted" for field in FIELDS.values() if field != FIELDS[case]}
-    messages += [ServiceBusMessage("x", **{"message_id": "others", **others})]
+    fields: list[dict[str, Any]] = [
+        {"message_id": "other case", FIELDS[case]: "wanted"},
+        {"message_id": "m", FIELDS[case]: "Wanted"},
+        {"message_id": "others", **others},
+    ]
+    messages = [ServiceBusMessage("x", **each) for each in fields]
     expected = "Wanted" if case == "message_id" else "m"
-    await passed(at, CorrelationRuleFilter(**{case: "Wanted"}), messages, [expected])
+    field: dict[str, Any] = {case: "Wanted"}
+    await passed(at, CorrelationRuleFilter(**field), messages, [expected])
 
 
 PROPERTIES: dict[str, tuple[Any, Any]] = {
@@ -131,34 +135,38 @@ PROPERTIES: dict[str, tuple[Any, Any]] = {
 
 
 @scenario("async", cases=PROPERTIES)
-async def test_correlation_filters_on_application_properties(at: Place, case: str) -> None:
+async def test_correlation_filters_on_application_properties(at: SdkClients, case: str) -> None:
     """A value matches the same type and value; its text, another value or no property do not match."""
     wanted, sent = PROPERTIES[case]
     alike = "1.0" if case == "text" else str(wanted)
+    given: dict[str, dict[str | bytes, Any]] = {
+        "m": {"p": sent}, "alike": {"p": alike}, "elsewhere": {"q": sent}, "none": {},
+    }  # fmt: skip
     messages = [
-        ServiceBusMessage("x", message_id=name, application_properties=properties)
-        for name, properties in {"m": {"p": sent}, "alike": {"p": alike}, "elsewhere": {"q": sent}, "none": {}}.items()
+        ServiceBusMessage("x", message_id=name, application_properties=properties) for name, properties in given.items()
     ]
     await passed(at, CorrelationRuleFilter(properties={"p": wanted}), messages, ["m"])
 
 
 @scenario("async")
-async def test_the_case_of_a_property_s_name_does_not_matter(at: Place) -> None:
+async def test_the_case_of_a_property_s_name_does_not_matter(at: SdkClients) -> None:
     """Correlation and SQL filters ignore the case of a property's name, but not of its value."""
+    given: dict[str, dict[str | bytes, Any]] = {
+        "m": {"COLOUR": "red"}, "case": {"colour": "Red"}, "none": {"size": "red"},
+    }  # fmt: skip
     messages = [
-        ServiceBusMessage("x", message_id=name, application_properties=properties)
-        for name, properties in {"m": {"COLOUR": "red"}, "case": {"colour": "Red"}, "none": {"size": "red"}}.items()
+        ServiceBusMessage("x", message_id=name, application_properties=properties) for name, properties in given.items()
     ]
     await passed(at, CorrelationRuleFilter(properties={"Colour": "red"}), messages, ["m"])
 
 
 @scenario("async")
-async def test_all_conditions_of_a_correlation_filter_must_hold(at: Place) -> None:
+async def test_all_conditions_of_a_correlation_filter_must_hold(at: SdkClients) -> None:
     """Label and both properties must match; two of three do not."""
-    both = {"p": 1, "q": "x"}
+    both: dict[Any, Any] = {"p": 1, "q": "x"}
     messages = [
-        ServiceBusMessage("x", message_id="m", subject="s", application_properties=dict(both)),
-        ServiceBusMessage("x", message_id="no label", application_properties=dict(both)),
+        ServiceBusMessage("x", message_id="m", subject="s", application_properties={**both}),
+        ServiceBusMessage("x", message_id="no label", application_properties={**both}),
         ServiceBusMessage("x", message_id="other q", subject="s", application_properties={"p": 1, "q": "y"}),
         ServiceBusMessage("x", message_id="no p", subject="s", application_properties={"q": "x"}),
     ]
@@ -180,7 +188,7 @@ SQL: dict[str, list[str]] = {
 
 
 def coloured() -> list[ServiceBusMessage]:
-    properties: dict[str, dict[str, Any]] = {
+    properties: dict[str, dict[str | bytes, Any]] = {
         "red10": {"colour": "red", "amount": 10},
         "blue20": {"colour": "blue", "amount": 20.0},
         "extra": {"extra": True},
@@ -199,13 +207,13 @@ def coloured() -> list[ServiceBusMessage]:
 
 
 @scenario("async", cases=SQL)
-async def test_sql_filters(at: Place, case: str) -> None:
+async def test_sql_filters(at: SdkClients, case: str) -> None:
     """Each message of a batch is matched by itself; an unknown value does not match."""
     await passed(at, SqlRuleFilter(case), coloured(), SQL[case])
 
 
 @scenario("async")
-async def test_sql_filters_with_parameters(at: Place) -> None:
+async def test_sql_filters_with_parameters(at: SdkClients) -> None:
     """A parameter has its value and its type."""
     chosen = SqlRuleFilter("amount = @limit AND colour = @name", parameters={"@limit": 10, "@name": "red"})
     await passed(at, chosen, coloured(), ["red10"])
@@ -215,14 +223,14 @@ async def test_sql_filters_with_parameters(at: Place) -> None:
 
 
 @scenario("async")
-async def test_a_rule_s_action_changes_the_copy(at: Place) -> None:
+async def test_a_rule_s_action_changes_the_copy(at: SdkClients) -> None:
     """SET and REMOVE change this subscription's copy alone, and RuleName is added to it."""
     async with new_topic(at, "plain", "changed") as (admin, topic):
         action = SqlRuleAction(
             "SET added = @new; SET n = n + 1; REMOVE gone; SET sys.Label = 'is ' + colour", parameters={"@new": "new"}
         )
         await only_rule(admin, topic, "changed", "my-rule", filter=SqlRuleFilter("n = 1"), action=action)
-        before = {"n": 1, "gone": "x", "colour": "red", "kept": 0.5}
+        before: dict[str | bytes, Any] = {"n": 1, "gone": "x", "colour": "red", "kept": 0.5}
         messages = [
             ServiceBusMessage("y", application_properties={"n": 2}),
             ServiceBusMessage("body", subject="old", application_properties=before),
@@ -237,7 +245,7 @@ async def test_a_rule_s_action_changes_the_copy(at: Place) -> None:
 
 
 @scenario("async")
-async def test_several_rules_of_a_subscription(at: Place) -> None:
+async def test_several_rules_of_a_subscription(at: SdkClients) -> None:
     """Matching rules without an action make one copy together; each with an action makes one of its own."""
     async with new_topic(at, "all") as (admin, topic):
         ours = SqlRuleFilter("n = 1")
@@ -255,7 +263,7 @@ async def test_several_rules_of_a_subscription(at: Place) -> None:
 
 
 @scenario("async")
-async def test_a_rule_is_returned_as_it_was_created(at: Place) -> None:
+async def test_a_rule_is_returned_as_it_was_created(at: SdkClients) -> None:
     """Filter, action and parameters are the same, alone and in the list."""
     async with new_topic(at, "all") as (admin, topic):
         await admin.create_rule(
@@ -275,7 +283,7 @@ async def test_a_rule_is_returned_as_it_was_created(at: Place) -> None:
 
 
 @scenario("async")
-async def test_an_updated_rule_applies_to_later_messages(at: Place) -> None:
+async def test_an_updated_rule_applies_to_later_messages(at: SdkClients) -> None:
     """Copies that exist stay; messages sent afterwards are matched with the new rule."""
     async with new_topic(at, "all") as (admin, topic):
         await only_rule(admin, topic, "all", "mine", filter=CorrelationRuleFilter(label="yes"))
@@ -290,7 +298,7 @@ async def test_an_updated_rule_applies_to_later_messages(at: Place) -> None:
 
 
 @scenario("async")
-async def test_an_invalid_rule_is_refused(at: Place) -> None:
+async def test_an_invalid_rule_is_refused(at: SdkClients) -> None:
     """Invalid SQL, an existing name, or a missing rule or subscription raise an error and change nothing."""
     async with new_topic(at, "all") as (admin, topic):
         for settings in (
@@ -313,7 +321,7 @@ async def test_an_invalid_rule_is_refused(at: Place) -> None:
 
 
 @scenario("async")
-async def test_rules_of_many_subscriptions_created_in_parallel(at: Place) -> None:
+async def test_rules_of_many_subscriptions_created_in_parallel(at: SdkClients) -> None:
     """Ten subscriptions with a rule each get their own messages."""
     async with new_topic(at) as (admin, topic):
 

@@ -10,14 +10,14 @@ from azure.servicebus import ServiceBusMessage, ServiceBusReceiveMode, ServiceBu
 from azure.servicebus.exceptions import MessageLockLostError, ServiceBusError
 
 from tests.support.scenarios import scenario
-from tests.support.sdk_clients import Face, Place, bodies, text_properties
+from tests.support.sdk_clients import AsyncFacade, SdkClients, bodies, text_properties
 
 
-def dead_letter_receiver(at: Place, queue: str, subscription: str | None = None, **options: Any) -> Face:
+def dead_letter_receiver(at: SdkClients, queue: str, subscription: str | None = None, **options: Any) -> AsyncFacade:
     return at.receiver(queue, subscription, sub_queue=ServiceBusSubQueue.DEAD_LETTER, **options)
 
 
-async def dead_letter(at: Place, queue: str, *messages: ServiceBusMessage | str) -> list[Any]:
+async def dead_letter(at: SdkClients, queue: str, *messages: ServiceBusMessage | str) -> list[Any]:
     """Send messages and dead-letter each; return them as they were received."""
     await at.send(queue, *messages)
     receiver = at.receiver(queue)
@@ -28,7 +28,7 @@ async def dead_letter(at: Place, queue: str, *messages: ServiceBusMessage | str)
 
 
 @scenario()
-async def test_dead_letters_are_received_and_completed(at: Place) -> None:
+async def test_dead_letters_are_received_and_completed(at: SdkClients) -> None:
     """They arrive in order with their own numbers, ids and enqueue times, and are removed when completed."""
     queue = await at.queue()
     buried = await dead_letter(at, queue, ServiceBusMessage("a", message_id="m"), "b")
@@ -44,7 +44,7 @@ async def test_dead_letters_are_received_and_completed(at: Place) -> None:
 
 
 @scenario()
-async def test_a_dead_letter_has_reason_and_source(at: Place) -> None:
+async def test_a_dead_letter_has_reason_and_source(at: SdkClients) -> None:
     """Reason and description are application properties; the source is the entity in which it was dead-lettered."""
     queue, topic = await at.queue(), await at.topic()
     await at.subscription(topic, "sub")
@@ -61,7 +61,7 @@ async def test_a_dead_letter_has_reason_and_source(at: Place) -> None:
 
 
 @scenario()
-async def test_dead_letters_are_peeked(at: Place) -> None:
+async def test_dead_letters_are_peeked(at: SdkClients) -> None:
     """Peeking lists them and locks none."""
     queue = await at.queue()
     await dead_letter(at, queue, "a", "b")
@@ -72,7 +72,7 @@ async def test_dead_letters_are_peeked(at: Place) -> None:
 
 
 @scenario()
-async def test_dead_letters_are_abandoned_and_deferred(at: Place) -> None:
+async def test_dead_letters_are_abandoned_and_deferred(at: SdkClients) -> None:
     """An abandoned one returns at any delivery count; a deferred one is received by number."""
     queue = await at.queue(max_delivery_count=1)
     await dead_letter(at, queue, "a")
@@ -91,7 +91,7 @@ async def test_dead_letters_are_abandoned_and_deferred(at: Place) -> None:
 
 
 @scenario()
-async def test_dead_letters_in_receive_and_delete(at: Place) -> None:
+async def test_dead_letters_in_receive_and_delete(at: SdkClients) -> None:
     """Receive-and-delete empties a dead-letter queue."""
     queue = await at.queue()
     await dead_letter(at, queue, "a", "b")
@@ -101,7 +101,7 @@ async def test_dead_letters_in_receive_and_delete(at: Place) -> None:
 
 
 @scenario()
-async def test_a_dead_letter_s_lock_ends_and_is_renewed(at: Place) -> None:
+async def test_a_dead_letter_s_lock_ends_and_is_renewed(at: SdkClients) -> None:
     """Its lock has the duration of its queue's locks."""
     queue = await at.queue()
     await dead_letter(at, queue, "a")
@@ -119,7 +119,7 @@ async def test_a_dead_letter_s_lock_ends_and_is_renewed(at: Place) -> None:
 
 
 @scenario()
-async def test_a_dead_letter_does_not_expire_and_cannot_be_dead_lettered(at: Place) -> None:
+async def test_a_dead_letter_does_not_expire_and_cannot_be_dead_lettered(at: SdkClients) -> None:
     """It has no time to live, and dead-lettering it is refused: it stays locked."""
     queue = await at.queue(default_message_time_to_live=timedelta(seconds=1), dead_lettering_on_message_expiration=True)
     await at.send(queue, "expires")
@@ -134,7 +134,7 @@ async def test_a_dead_letter_does_not_expire_and_cannot_be_dead_lettered(at: Pla
 
 
 @scenario()
-async def test_a_client_cannot_send_to_a_dead_letter_queue(at: Place) -> None:
+async def test_a_client_cannot_send_to_a_dead_letter_queue(at: SdkClients) -> None:
     """Only the broker adds messages to it."""
     queue = await at.queue()
     with pytest.raises(ServiceBusError):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime, timedelta, timezone
+from typing import Any
+from uuid import UUID
 
 import pytest
 from azure.servicebus import (
@@ -26,7 +28,7 @@ from azure.servicebus.exceptions import (
 
 from tests.support.raw_client import RawClient, uuids
 from tests.support.scenarios import scenario
-from tests.support.sdk_clients import Place, bodies, soon, text_properties, unique
+from tests.support.sdk_clients import SdkClients, bodies, soon, text_properties, unique
 
 PING = "application/vnd.ms-servicebus-ping"
 SECOND = timedelta(seconds=1)
@@ -36,7 +38,7 @@ SECOND = timedelta(seconds=1)
 
 
 @scenario()
-async def test_a_message_is_sent_received_and_completed(at: Place) -> None:
+async def test_a_message_is_sent_received_and_completed(at: SdkClients) -> None:
     """A message has its number, times and count, and is removed when completed."""
     queue = await at.queue()
     before = datetime.now(timezone.utc) - SECOND
@@ -52,7 +54,7 @@ async def test_a_message_is_sent_received_and_completed(at: Place) -> None:
 
 
 @scenario()
-async def test_every_field_of_a_message_arrives(at: Place) -> None:
+async def test_every_field_of_a_message_arrives(at: SdkClients) -> None:
     """Broker properties and application properties arrive as they were set."""
     queue = await at.queue()
     sent = ServiceBusMessage(
@@ -82,7 +84,7 @@ async def test_every_field_of_a_message_arrives(at: Place) -> None:
 
 
 @scenario()
-async def test_every_kind_of_body_arrives(at: Place) -> None:
+async def test_every_kind_of_body_arrives(at: SdkClients) -> None:
     """Bodies of several data sections, of sequences and of a value keep their kind."""
     queue = await at.queue()
     sender, receiver = at.sender(queue), at.receiver(queue)
@@ -96,7 +98,7 @@ async def test_every_kind_of_body_arrives(at: Place) -> None:
 
 
 @scenario()
-async def test_a_batch_becomes_messages_in_order(at: Place) -> None:
+async def test_a_batch_becomes_messages_in_order(at: SdkClients) -> None:
     """Each message of a batch is a message of its own, in the order of the batch."""
     queue = await at.queue()
     sender = at.sender(queue)
@@ -116,7 +118,7 @@ async def test_a_batch_becomes_messages_in_order(at: Place) -> None:
 
 
 @scenario()
-async def test_iterating_a_receiver(at: Place) -> None:
+async def test_iterating_a_receiver(at: SdkClients) -> None:
     """The loop over a receiver ends when no message has arrived for `max_wait_time`."""
     queue = await at.queue()
     await at.send(queue, "a", "b", "c")
@@ -130,7 +132,7 @@ async def test_iterating_a_receiver(at: Place) -> None:
 
 
 @scenario()
-async def test_receive_and_delete(at: Place) -> None:
+async def test_receive_and_delete(at: SdkClients) -> None:
     """In that mode a message is removed when it is delivered."""
     queue = await at.queue()
     await at.send(queue, "a", "b")
@@ -140,7 +142,7 @@ async def test_receive_and_delete(at: Place) -> None:
 
 
 @scenario()
-async def test_a_lock_hides_a_message_from_others(at: Place) -> None:
+async def test_a_lock_hides_a_message_from_others(at: SdkClients) -> None:
     """Another receiver gets the next message, not the locked one."""
     queue = await at.queue()
     await at.send(queue, "first", "second")
@@ -151,7 +153,7 @@ async def test_a_lock_hides_a_message_from_others(at: Place) -> None:
 
 
 @scenario()
-async def test_a_missing_queue(at: Place) -> None:
+async def test_a_missing_queue(at: SdkClients) -> None:
     """The service refuses the token for an unknown queue (404); this SDK raises an authentication error."""
     with pytest.raises(ServiceBusAuthenticationError):
         await at.send("no-such-queue", "x")
@@ -160,7 +162,7 @@ async def test_a_missing_queue(at: Place) -> None:
 
 
 @scenario()
-async def test_deleting_a_queue_closes_its_links(at: Place) -> None:
+async def test_deleting_a_queue_closes_its_links(at: SdkClients) -> None:
     """Open links are closed with not-found when their queue is deleted."""
     queue = await at.queue()
     receiver = at.receiver(queue)
@@ -178,7 +180,7 @@ async def test_deleting_a_queue_closes_its_links(at: Place) -> None:
 
 
 @scenario()
-async def test_an_abandoned_message_is_available_at_once(at: Place) -> None:
+async def test_an_abandoned_message_is_available_at_once(at: SdkClients) -> None:
     """It is the first message again, its delivery count one higher, its number the same."""
     queue = await at.queue()
     await at.send(queue, "a", "b")
@@ -191,7 +193,7 @@ async def test_an_abandoned_message_is_available_at_once(at: Place) -> None:
 
 
 @scenario()
-async def test_abandon_with_properties(at: Place) -> None:
+async def test_abandon_with_properties(at: SdkClients) -> None:
     """Properties given with abandon are set on the message; the others stay."""
     queue = await at.queue()
     await at.send(queue, ServiceBusMessage("a", application_properties={"kept": "yes", "changed": "old"}))
@@ -215,7 +217,7 @@ async def test_abandon_with_properties(at: Place) -> None:
 
 
 @scenario()
-async def test_a_deferred_message_is_received_by_its_number(at: Place) -> None:
+async def test_a_deferred_message_is_received_by_its_number(at: SdkClients) -> None:
     """Receivers skip it, peeking lists it; it is received by its sequence number and settled as usual."""
     queue = await at.queue()
     await at.send(queue, "later", "now")
@@ -235,7 +237,7 @@ async def test_a_deferred_message_is_received_by_its_number(at: Place) -> None:
 
 
 @scenario()
-async def test_a_deferred_message_can_be_deferred_abandoned_and_dead_lettered(at: Place) -> None:
+async def test_a_deferred_message_can_be_deferred_abandoned_and_dead_lettered(at: SdkClients) -> None:
     """Abandoning a deferred message leaves it deferred, with a higher delivery count; it can be dead-lettered."""
     queue = await at.queue()
     await at.send(queue, "x")
@@ -257,7 +259,7 @@ async def test_a_deferred_message_can_be_deferred_abandoned_and_dead_lettered(at
 
 
 @scenario()
-async def test_a_deferral_counts_as_a_delivery(at: Place) -> None:
+async def test_a_deferral_counts_as_a_delivery(at: SdkClients) -> None:
     """At MaxDeliveryCount a message that is deferred, or abandoned after a deferral, is dead-lettered."""
     queue = await at.queue(max_delivery_count=1)
     other = await at.queue(max_delivery_count=2)
@@ -277,7 +279,7 @@ async def test_a_deferral_counts_as_a_delivery(at: Place) -> None:
 
 
 @scenario()
-async def test_deferred_receive_and_delete(at: Place) -> None:
+async def test_deferred_receive_and_delete(at: SdkClients) -> None:
     """In receive-and-delete mode a deferred message is removed when it is delivered."""
     queue = await at.queue()
     await at.send(queue, "x")
@@ -291,7 +293,7 @@ async def test_deferred_receive_and_delete(at: Place) -> None:
 
 
 @scenario()
-async def test_an_unknown_deferred_number(at: Place) -> None:
+async def test_an_unknown_deferred_number(at: SdkClients) -> None:
     """A number that is not deferred raises not-found, and no other message of the request is locked."""
     queue = await at.queue()
     await at.send(queue, "x")
@@ -305,7 +307,7 @@ async def test_an_unknown_deferred_number(at: Place) -> None:
 
 
 @scenario()
-async def test_dead_letter_with_reason_and_description(at: Place) -> None:
+async def test_dead_letter_with_reason_and_description(at: SdkClients) -> None:
     """The message is in the dead-letter queue with its reason and description."""
     queue = await at.queue()
     await at.send(queue, ServiceBusMessage("x", application_properties={"kept": 1}))
@@ -320,7 +322,7 @@ async def test_dead_letter_with_reason_and_description(at: Place) -> None:
 
 
 @scenario()
-async def test_the_last_delivery_dead_letters_the_message(at: Place) -> None:
+async def test_the_last_delivery_dead_letters_the_message(at: SdkClients) -> None:
     """At the maximum delivery count the message is dead-lettered with the service's reason."""
     queue = await at.queue(max_delivery_count=2)
     await at.send(queue, "x")
@@ -340,7 +342,7 @@ async def test_the_last_delivery_dead_letters_the_message(at: Place) -> None:
 
 
 @scenario()
-async def test_an_expired_lock_makes_the_message_available(at: Place) -> None:
+async def test_an_expired_lock_makes_the_message_available(at: SdkClients) -> None:
     """The message is delivered again, counted; the old lock cannot settle it."""
     queue = await at.queue(lock_duration=timedelta(seconds=3))
     await at.send(queue, "x")
@@ -358,7 +360,7 @@ async def test_an_expired_lock_makes_the_message_available(at: Place) -> None:
 
 
 @scenario("sync")
-async def test_the_broker_refuses_a_lost_lock(at: Place) -> None:
+async def test_the_broker_refuses_a_lost_lock(at: SdkClients) -> None:
     """The SDK checks a lock's end by its own clock; a request without the SDK is refused in the same way."""
     queue = await at.queue(lock_duration=timedelta(seconds=3))
     await at.send(queue, "x")
@@ -367,7 +369,7 @@ async def test_the_broker_refuses_a_lost_lock(at: Place) -> None:
     await at.update_queue(queue, lock_duration=timedelta(minutes=1))
     second = await at.take_one(receiver)
 
-    def ask(token: object, operation: str, **body: object) -> tuple[int, str | None]:
+    def ask(token: UUID, operation: str, **body: object) -> tuple[int, str | None]:
         with RawClient(at.bus) as raw:
             raw.put_token(queue)
             status, _, condition = raw.request(queue, operation, {"lock-tokens": uuids(token), **body})
@@ -384,7 +386,7 @@ async def test_the_broker_refuses_a_lost_lock(at: Place) -> None:
 
 
 @scenario()
-async def test_a_renewed_lock_lasts(at: Place) -> None:
+async def test_a_renewed_lock_lasts(at: SdkClients) -> None:
     """Renewing moves a lock's end; no other receiver gets the message meanwhile."""
     queue = await at.queue(lock_duration=timedelta(seconds=10))
     await at.send(queue, "x")
@@ -395,7 +397,7 @@ async def test_a_renewed_lock_lasts(at: Place) -> None:
     async def past_first_end() -> bool:
         until = await receiver.renew_message_lock(message)
         assert until == message.locked_until_utc > first_end
-        return datetime.now(timezone.utc) > first_end + timedelta(seconds=0.5)
+        return bool(datetime.now(timezone.utc) > first_end + timedelta(seconds=0.5))
 
     await at.wait_until(past_first_end, "the lock's first end")
     (peeked,) = await receiver.peek_messages(1, sequence_number=1)
@@ -408,7 +410,7 @@ async def test_a_renewed_lock_lasts(at: Place) -> None:
 
 
 @scenario()
-async def test_peek_shows_everything_and_changes_nothing(at: Place) -> None:
+async def test_peek_shows_everything_and_changes_nothing(at: SdkClients) -> None:
     """Peeking lists active, locked, deferred and scheduled messages by number, and locks none."""
     queue = await at.queue()
     await at.send(queue, "deferred", "locked", "active")
@@ -432,7 +434,7 @@ async def test_peek_shows_everything_and_changes_nothing(at: Place) -> None:
 
 
 @scenario()
-async def test_a_scheduled_message_is_available_at_its_time(at: Place) -> None:
+async def test_a_scheduled_message_is_available_at_its_time(at: SdkClients) -> None:
     """At that time it is added to the end of the queue, with a new number."""
     queue = await at.queue()
     sender, receiver = at.sender(queue), at.receiver(queue)
@@ -453,7 +455,7 @@ async def test_a_scheduled_message_is_available_at_its_time(at: Place) -> None:
 
 
 @scenario()
-async def test_a_message_with_a_scheduled_time_is_scheduled(at: Place) -> None:
+async def test_a_message_with_a_scheduled_time_is_scheduled(at: SdkClients) -> None:
     """The property on a sent message schedules it, too; a time in the past means now."""
     queue = await at.queue()
     late = ServiceBusMessage("late", scheduled_enqueue_time_utc=soon(600))
@@ -464,7 +466,7 @@ async def test_a_message_with_a_scheduled_time_is_scheduled(at: Place) -> None:
 
 
 @scenario()
-async def test_cancelling_scheduled_messages(at: Place) -> None:
+async def test_cancelling_scheduled_messages(at: SdkClients) -> None:
     """A cancelled message is not delivered; a number that is not scheduled raises not-found."""
     queue = await at.queue()
     sender = at.sender(queue)
@@ -484,7 +486,7 @@ async def test_cancelling_scheduled_messages(at: Place) -> None:
 
 
 @scenario()
-async def test_an_expired_message_is_dropped(at: Place) -> None:
+async def test_an_expired_message_is_dropped(at: SdkClients) -> None:
     """The shorter time to live of message and entity applies; by default an expired message is dropped."""
     own = await at.queue()
     entity = await at.queue(default_message_time_to_live=SECOND)
@@ -496,7 +498,7 @@ async def test_an_expired_message_is_dropped(at: Place) -> None:
 
 
 @scenario()
-async def test_an_expired_message_is_dead_lettered_if_configured(at: Place) -> None:
+async def test_an_expired_message_is_dead_lettered_if_configured(at: SdkClients) -> None:
     """It is dead-lettered with the service's reason, and does not expire there."""
     queue = await at.queue(default_message_time_to_live=timedelta(hours=1), dead_lettering_on_message_expiration=True)
     await at.send(queue, ServiceBusMessage("x", time_to_live=SECOND))
@@ -507,7 +509,7 @@ async def test_an_expired_message_is_dead_lettered_if_configured(at: Place) -> N
 
 
 @scenario()
-async def test_a_locked_message_does_not_expire(at: Place) -> None:
+async def test_a_locked_message_does_not_expire(at: SdkClients) -> None:
     """It can be completed after its time to live; if it is abandoned, it expires."""
     queue = await at.queue(dead_lettering_on_message_expiration=True)
     receiver = at.receiver(queue)
@@ -518,7 +520,7 @@ async def test_a_locked_message_does_not_expire(at: Place) -> None:
     a, b = await at.take(receiver, 2)
 
     async def expired() -> bool:
-        return datetime.now(timezone.utc) > b.expires_at_utc + timedelta(seconds=0.2)
+        return bool(datetime.now(timezone.utc) > b.expires_at_utc + timedelta(seconds=0.2))
 
     await at.wait_until(expired, "the end of both lives")
     await at.settled(queue, active=2)
@@ -531,7 +533,7 @@ async def test_a_locked_message_does_not_expire(at: Place) -> None:
 
 
 @scenario()
-async def test_a_duplicate_is_accepted_and_dropped(at: Place) -> None:
+async def test_a_duplicate_is_accepted_and_dropped(at: SdkClients) -> None:
     """Within the window a known message id is dropped, also in a batch and after the first was completed."""
     queue = await at.queue(requires_duplicate_detection=True)
     receiver = at.receiver(queue)
@@ -544,7 +546,7 @@ async def test_a_duplicate_is_accepted_and_dropped(at: Place) -> None:
 
 
 @scenario()
-async def test_a_scheduled_duplicate_has_a_number(at: Place) -> None:
+async def test_a_scheduled_duplicate_has_a_number(at: SdkClients) -> None:
     """Each scheduled message gets a number; a duplicate's number belongs to no message."""
     queue = await at.queue(requires_duplicate_detection=True)
     sender = at.sender(queue)
@@ -560,7 +562,7 @@ async def test_a_scheduled_duplicate_has_a_number(at: Place) -> None:
 
 
 @scenario()
-async def test_the_duplicate_window_ends(at: Place) -> None:
+async def test_the_duplicate_window_ends(at: SdkClients) -> None:
     """After the window the same message id is a new message."""
     queue = await at.queue(
         requires_duplicate_detection=True, duplicate_detection_history_time_window=timedelta(seconds=10)
@@ -580,7 +582,7 @@ async def test_the_duplicate_window_ends(at: Place) -> None:
 
 
 @scenario()
-async def test_a_message_may_not_be_larger_than_the_queue_allows(at: Place) -> None:
+async def test_a_message_may_not_be_larger_than_the_queue_allows(at: SdkClients) -> None:
     """A message above MaxMessageSizeInKilobytes raises the size error; the sender can send afterwards."""
     queue = await at.queue(max_message_size_in_kilobytes=2)
     with pytest.raises(MessageSizeExceededError):
@@ -590,11 +592,11 @@ async def test_a_message_may_not_be_larger_than_the_queue_allows(at: Place) -> N
 
 
 @scenario()
-async def test_ids_have_a_maximum_length(at: Place) -> None:
+async def test_ids_have_a_maximum_length(at: SdkClients) -> None:
     """Ids have up to 128 characters; a longer one, or a partition key that differs from the session, is refused."""
     queue = await at.queue()
 
-    def sent(pk: str | None = None, **properties: str) -> AmqpAnnotatedMessage:
+    def sent(pk: str | None = None, **properties: Any) -> AmqpAnnotatedMessage:
         notes = {} if pk is None else {"x-opt-partition-key": pk}
         return AmqpAnnotatedMessage(data_body=b"x", properties=AmqpMessageProperties(**properties), annotations=notes)
 
@@ -617,7 +619,7 @@ async def test_ids_have_a_maximum_length(at: Place) -> None:
 
 
 @scenario()
-async def test_a_batch_knows_the_queue_s_limit(at: Place) -> None:
+async def test_a_batch_knows_the_queue_s_limit(at: SdkClients) -> None:
     """The link has the largest size of a batch, so the SDK can refuse a message that does not fit."""
     queue = await at.queue(max_message_size_in_kilobytes=2)
     batch = await at.sender(queue).create_message_batch()
@@ -628,7 +630,7 @@ async def test_a_batch_knows_the_queue_s_limit(at: Place) -> None:
 
 
 @scenario()
-async def test_a_full_queue_refuses_until_there_is_room(at: Place) -> None:
+async def test_a_full_queue_refuses_until_there_is_room(at: SdkClients) -> None:
     """At MaxSizeInMegabytes a send raises the quota error and keeps nothing, until messages are removed."""
     queue = await at.queue(max_size_in_megabytes=1)
     big = ServiceBusMessage(b"x" * 200_000)
@@ -642,7 +644,7 @@ async def test_a_full_queue_refuses_until_there_is_room(at: Place) -> None:
 
 
 @scenario()
-async def test_dead_letters_count_against_the_quota(at: Place) -> None:
+async def test_dead_letters_count_against_the_quota(at: SdkClients) -> None:
     """A message that is dead-lettered does not make room."""
     queue = await at.queue(max_size_in_megabytes=1)
     big = ServiceBusMessage(b"x" * 250_000)
@@ -657,7 +659,7 @@ async def test_dead_letters_count_against_the_quota(at: Place) -> None:
 
 
 @scenario()
-async def test_forwarding_along_a_chain(at: Place) -> None:
+async def test_forwarding_along_a_chain(at: SdkClients) -> None:
     """A message sent to the first queue is received from the last; the queues between keep none."""
     last = await at.queue()
     middle = await at.queue(forward_to=last)
@@ -675,7 +677,7 @@ async def test_forwarding_along_a_chain(at: Place) -> None:
 
 
 @scenario()
-async def test_forwarding_begins_when_it_is_switched_on(at: Place) -> None:
+async def test_forwarding_begins_when_it_is_switched_on(at: SdkClients) -> None:
     """Messages that a queue has when forwarding is set are forwarded, until it is removed."""
     target, source = await at.queue(), await at.queue()
     await at.send(source, "waiting")
@@ -688,7 +690,7 @@ async def test_forwarding_begins_when_it_is_switched_on(at: Place) -> None:
 
 
 @scenario()
-async def test_dead_letters_can_be_forwarded(at: Place) -> None:
+async def test_dead_letters_can_be_forwarded(at: SdkClients) -> None:
     """Dead letters are sent to ForwardDeadLetteredMessagesTo, with reason and source."""
     target = await at.queue()
     source = await at.queue(forward_dead_lettered_messages_to=target)
@@ -702,7 +704,7 @@ async def test_dead_letters_can_be_forwarded(at: Place) -> None:
 
 
 @scenario()
-async def test_a_message_that_cannot_be_forwarded_is_a_transfer_dead_letter(at: Place) -> None:
+async def test_a_message_that_cannot_be_forwarded_is_a_transfer_dead_letter(at: SdkClients) -> None:
     """With a disabled, full or missing target the source keeps it as a transfer dead letter."""
     disabled, full, gone = await at.queue(), await at.queue(max_size_in_megabytes=1), await at.queue()
     await at.send(full, *[ServiceBusMessage(b"x" * 250_000)] * 4)
@@ -722,7 +724,7 @@ async def test_a_message_that_cannot_be_forwarded_is_a_transfer_dead_letter(at: 
 
 
 @scenario()
-async def test_a_message_is_forwarded_four_times_at_most(at: Place) -> None:
+async def test_a_message_is_forwarded_four_times_at_most(at: SdkClients) -> None:
     """The fifth forward makes a transfer dead letter where the message is, with the service's reason."""
     chain = [await at.queue()]
     for _ in range(5):
@@ -739,7 +741,7 @@ async def test_a_message_is_forwarded_four_times_at_most(at: Place) -> None:
 
 
 @scenario("sync")
-async def test_an_entity_may_be_named_as_a_part_of_an_event_hub_is(at: Place) -> None:
+async def test_an_entity_may_be_named_as_a_part_of_an_event_hub_is(at: SdkClients) -> None:
     """`jobs/partitions/1` is a queue if one has that name: to send, receive, peek and dead-letter."""
     for end in ("partitions/1", "consumergroups/b", "ConsumerGroups/b/Partitions/0"):
         name = f"{unique('jobs')}/{end}"
@@ -760,7 +762,7 @@ async def test_an_entity_may_be_named_as_a_part_of_an_event_hub_is(at: Place) ->
 
 
 @scenario("sync")
-async def test_a_partition_of_a_queue_does_not_exist(at: Place) -> None:
+async def test_a_partition_of_a_queue_does_not_exist(at: SdkClients) -> None:
     """A receiver of `orders/partitions/1` gets none of the messages of the queue `orders`."""
     queue = await at.queue()
     await at.send(queue, "x")
@@ -772,7 +774,7 @@ async def test_a_partition_of_a_queue_does_not_exist(at: Place) -> None:
 # --- status --------------------------------------------------------------------------------------------------
 
 
-async def _can_send(at: Place, queue: str, *, fresh: bool) -> bool:
+async def _can_send(at: SdkClients, queue: str, *, fresh: bool) -> bool:
     sender = at.keep(at.client.get_queue_sender(queue)) if fresh else at.sender(queue)
     try:
         await sender.send_messages(ServiceBusMessage("x"))
@@ -781,7 +783,7 @@ async def _can_send(at: Place, queue: str, *, fresh: bool) -> bool:
     return True
 
 
-async def _can_receive(at: Place, receiver: object) -> bool:
+async def _can_receive(at: SdkClients, receiver: object) -> bool:
     try:
         await at.take_one(receiver)  # type: ignore[arg-type]
     except MessagingEntityDisabledError:
@@ -790,7 +792,7 @@ async def _can_receive(at: Place, receiver: object) -> bool:
 
 
 @scenario()
-async def test_a_queue_s_status_applies_to_new_links(at: Place) -> None:
+async def test_a_queue_s_status_applies_to_new_links(at: SdkClients) -> None:
     """Active, Disabled, SendDisabled and ReceiveDisabled allow new links as their names say."""
     for status, sends, receives in (
         ("Active", True, True),
@@ -801,12 +803,12 @@ async def test_a_queue_s_status_applies_to_new_links(at: Place) -> None:
         queue = await at.queue()
         await at.send(queue, "there")
         await at.update_queue(queue, status=status)
-        can = await asyncio.gather(_can_send(at, queue, fresh=True), _can_receive(at, at.receiver(queue)))
-        assert can == [sends, receives], status
+        can = tuple(await asyncio.gather(_can_send(at, queue, fresh=True), _can_receive(at, at.receiver(queue))))
+        assert can == (sends, receives), status
 
 
 @scenario()
-async def test_a_queue_s_status_applies_to_open_links(at: Place) -> None:
+async def test_a_queue_s_status_applies_to_open_links(at: SdkClients) -> None:
     """An open link can do no more than a new one, and works again once the queue is active."""
     queue = await at.queue()
     receiver = at.receiver(queue)
@@ -826,7 +828,7 @@ async def test_a_queue_s_status_applies_to_open_links(at: Place) -> None:
 
 
 @scenario()
-async def test_pings_are_accepted_and_never_delivered(at: Place) -> None:
+async def test_pings_are_accepted_and_never_delivered(at: SdkClients) -> None:
     """A ping, alone or in a batch, to any entity, makes no message and uses no sequence number."""
     queue = await at.queue(requires_duplicate_detection=True)
     sessions = await at.queue(requires_session=True)
@@ -842,7 +844,7 @@ async def test_pings_are_accepted_and_never_delivered(at: Place) -> None:
 
 
 @scenario()
-async def test_a_ping_to_a_disabled_queue_is_refused(at: Place) -> None:
+async def test_a_ping_to_a_disabled_queue_is_refused(at: SdkClients) -> None:
     """A ping is refused if a message would be."""
     queue = await at.queue()
     await at.update_queue(queue, status="SendDisabled")

@@ -15,14 +15,14 @@ from azure.servicebus.aio import AutoLockRenewer, ServiceBusClient
 from azure.servicebus.exceptions import MessageLockLostError, ServiceBusQuotaExceededError
 
 from tests.support.scenarios import scenario
-from tests.support.sdk_clients import Place, soon, text_properties
+from tests.support.sdk_clients import SdkClients, soon, text_properties
 
 #: The same broker, but every answer waits for a commit.
 ON_A_STORE = True
 
 
 @scenario("async")
-async def test_competing_receivers_share_a_queue_without_loss(at: Place) -> None:
+async def test_competing_receivers_share_a_queue_without_loss(at: SdkClients) -> None:
     """Several receivers together complete every message exactly once."""
     queue = await at.queue()
     texts = [str(n) for n in range(300)]
@@ -44,7 +44,7 @@ async def test_competing_receivers_share_a_queue_without_loss(at: Place) -> None
 
 
 @scenario("async")
-async def test_concurrent_senders_lose_no_message(at: Place) -> None:
+async def test_concurrent_senders_lose_no_message(at: SdkClients) -> None:
     """Senders on connections of their own: every message is there, each sender's in order."""
     queue = await at.queue()
 
@@ -61,7 +61,7 @@ async def test_concurrent_senders_lose_no_message(at: Place) -> None:
 
 
 @scenario("async")
-async def test_concurrent_settlements(at: Place) -> None:
+async def test_concurrent_settlements(at: SdkClients) -> None:
     """Completing, abandoning, deferring and dead-lettering in parallel on one link each take effect."""
     queue = await at.queue()
     await at.sender(queue).send_messages([ServiceBusMessage(str(n)) for n in range(40)])
@@ -85,10 +85,10 @@ OUTCOMES: dict[str, dict[str, Any]] = {
 
 
 @scenario("async", cases=OUTCOMES)
-async def test_settling_with_properties_changes_the_message(at: Place, case: str) -> None:
+async def test_settling_with_properties_changes_the_message(at: SdkClients, case: str) -> None:
     """Properties given with abandon, defer or dead-letter are set on the message; the others stay."""
     queue = await at.queue()
-    before = {"kept": "yes", "changed": "old"}
+    before: dict[str | bytes, Any] = {"kept": "yes", "changed": "old"}
     await at.send(queue, ServiceBusMessage("x", message_id="m", application_properties=before))
     receiver = at.receiver(queue)
     message = await at.take_one(receiver)
@@ -119,7 +119,7 @@ async def test_settling_with_properties_changes_the_message(at: Place, case: str
 
 
 @scenario()
-async def test_the_sdk_s_own_renewer_keeps_a_lock(at: Place) -> None:
+async def test_the_sdk_s_own_renewer_keeps_a_lock(at: SdkClients) -> None:
     """AutoLockRenewer keeps a message and a session locked beyond their lock duration."""
     queue = await at.queue(lock_duration=timedelta(seconds=12))
     sessions = await at.queue(lock_duration=timedelta(seconds=12), requires_session=True)
@@ -135,7 +135,7 @@ async def test_the_sdk_s_own_renewer_keeps_a_lock(at: Place) -> None:
         renewer.register(holder.real, holder.real.session, max_lock_renewal_duration=60)
 
         async def long_after() -> bool:
-            return datetime.now(timezone.utc) > first_end + timedelta(seconds=1)
+            return bool(datetime.now(timezone.utc) > first_end + timedelta(seconds=1))
 
         await at.wait_until(long_after, "more than the lock's time")
         assert message.delivery_count == 0
@@ -148,7 +148,7 @@ async def test_the_sdk_s_own_renewer_keeps_a_lock(at: Place) -> None:
 
 
 @scenario("async")
-async def test_the_client_as_in_its_documentation(at: Place) -> None:
+async def test_the_client_as_in_its_documentation(at: SdkClients) -> None:
     """Nested `async with` blocks and `async for`, without any helper of the tests."""
     queue = await at.queue()
     async with ServiceBusClient.from_connection_string(at.bus.connection_string) as client:
@@ -165,7 +165,7 @@ async def test_the_client_as_in_its_documentation(at: Place) -> None:
 
 
 @scenario()
-async def test_a_store_does_not_change_behaviour(at: Place) -> None:
+async def test_a_store_does_not_change_behaviour(at: SdkClients) -> None:
     """Schedules, deferral, duplicates, quota, expiry and lost locks are the same on a localbus with a store."""
     queue = await at.queue(requires_duplicate_detection=True, lock_duration=timedelta(seconds=3))
     sender, receiver = at.sender(queue), at.receiver(queue)

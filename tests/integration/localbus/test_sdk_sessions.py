@@ -22,24 +22,26 @@ from azure.servicebus.exceptions import (
 )
 
 from tests.support.scenarios import scenario
-from tests.support.sdk_clients import Face, Place, bodies, soon
+from tests.support.sdk_clients import AsyncFacade, SdkClients, bodies, soon
 
 
 def of(session: str, *texts: str) -> list[ServiceBusMessage]:
     return [ServiceBusMessage(text, session_id=session) for text in texts]
 
 
-def accept(at: Place, queue: str, session: Any = NEXT_AVAILABLE_SESSION, wait: float = 10.0, **more: Any) -> Face:
+def accept(
+    at: SdkClients, queue: str, session: Any = NEXT_AVAILABLE_SESSION, wait: float = 10.0, **more: Any
+) -> AsyncFacade:
     return at.receiver(queue, session_id=session, max_wait_time=wait, **more)
 
 
-async def opened(receiver: Face) -> str:
+async def opened(receiver: AsyncFacade) -> str:
     """Open a session receiver; return the session that it got."""
     await receiver.__aenter__()
     return str(receiver.session.session_id)
 
 
-async def listed(at: Place, queue: str, **options: Any) -> list[str]:
+async def listed(at: SdkClients, queue: str, **options: Any) -> list[str]:
     found = at.client.real.list_queue_sessions(queue, **options)
     if at.kind == "sync":
         return await asyncio.to_thread(list, found)
@@ -50,7 +52,7 @@ async def listed(at: Place, queue: str, **options: Any) -> list[str]:
 
 
 @scenario()
-async def test_a_named_session_gives_its_own_messages_in_order(at: Place) -> None:
+async def test_a_named_session_gives_its_own_messages_in_order(at: SdkClients) -> None:
     """Accepting a session by name delivers its messages alone, in the order in which they were sent."""
     queue = await at.queue(requires_session=True)
     await at.send(queue, *of("a", "a1"), *of("b", "b1"), *of("a", "a2"), *of("b", "b2"))
@@ -64,7 +66,7 @@ async def test_a_named_session_gives_its_own_messages_in_order(at: Place) -> Non
 
 
 @scenario()
-async def test_two_receivers_get_different_sessions(at: Place) -> None:
+async def test_two_receivers_get_different_sessions(at: SdkClients) -> None:
     """The next available session has messages and no holder."""
     queue = await at.queue(requires_session=True)
     await at.send(queue, *of("a", "a1"), *of("b", "b1"))
@@ -76,7 +78,7 @@ async def test_two_receivers_get_different_sessions(at: Place) -> None:
 
 
 @scenario()
-async def test_waiting_for_a_session_times_out(at: Place) -> None:
+async def test_waiting_for_a_session_times_out(at: SdkClients) -> None:
     """Asking for the next session times out if no session has messages, or all are held."""
     queue = await at.queue(requires_session=True)
     began = time.monotonic()
@@ -90,7 +92,7 @@ async def test_waiting_for_a_session_times_out(at: Place) -> None:
 
 
 @scenario("async")
-async def test_a_waiting_receiver_gets_a_new_session(at: Place) -> None:
+async def test_a_waiting_receiver_gets_a_new_session(at: SdkClients) -> None:
     """A receiver that waits gets a session as soon as a message creates one."""
     queue = await at.queue(requires_session=True)
     waiting = asyncio.ensure_future(opened(accept(at, queue, wait=30)))
@@ -103,7 +105,7 @@ async def test_a_waiting_receiver_gets_a_new_session(at: Place) -> None:
 
 
 @scenario()
-async def test_a_held_session_cannot_be_accepted_by_name(at: Place) -> None:
+async def test_a_held_session_cannot_be_accepted_by_name(at: SdkClients) -> None:
     """A session has one holder; another receiver that names it is refused."""
     queue = await at.queue(requires_session=True)
     await at.send(queue, *of("a", "a1"))
@@ -113,7 +115,7 @@ async def test_a_held_session_cannot_be_accepted_by_name(at: Place) -> None:
 
 
 @scenario()
-async def test_an_empty_session_can_be_held(at: Place) -> None:
+async def test_an_empty_session_can_be_held(at: SdkClients) -> None:
     """A session without messages can be accepted by name; its holder gets new messages."""
     queue = await at.queue(requires_session=True)
     receiver = accept(at, queue, "nobody")
@@ -123,7 +125,7 @@ async def test_an_empty_session_can_be_held(at: Place) -> None:
 
 
 @scenario()
-async def test_a_session_is_named_by_a_string(at: Place) -> None:
+async def test_a_session_is_named_by_a_string(at: SdkClients) -> None:
     """A number as a session's name is refused, not converted to a string."""
     queue = await at.queue(requires_session=True)
     await at.send(queue, *of("1", "a"))
@@ -132,7 +134,7 @@ async def test_a_session_is_named_by_a_string(at: Place) -> None:
 
 
 @scenario()
-async def test_session_queues_require_sessions(at: Place) -> None:
+async def test_session_queues_require_sessions(at: SdkClients) -> None:
     """A message without a session id and a receiver without a session are refused, and the reverse on other queues."""
     sessions, plain = await at.queue(requires_session=True), await at.queue()
     with pytest.raises(ServiceBusError):
@@ -148,7 +150,7 @@ async def test_session_queues_require_sessions(at: Place) -> None:
 
 
 @scenario()
-async def test_order_survives_an_abandoned_message(at: Place) -> None:
+async def test_order_survives_an_abandoned_message(at: SdkClients) -> None:
     """An abandoned message is the session's next one again."""
     queue = await at.queue(requires_session=True)
     await at.send(queue, *of("s", "1", "2", "3"))
@@ -164,7 +166,7 @@ async def test_order_survives_an_abandoned_message(at: Place) -> None:
 
 
 @scenario()
-async def test_the_last_delivery_of_a_session_s_message(at: Place) -> None:
+async def test_the_last_delivery_of_a_session_s_message(at: SdkClients) -> None:
     """At the maximum delivery count it is dead-lettered; the session continues with the next message."""
     queue = await at.queue(requires_session=True, max_delivery_count=1)
     await at.send(queue, *of("s", "bad", "good"))
@@ -179,7 +181,7 @@ async def test_the_last_delivery_of_a_session_s_message(at: Place) -> None:
 
 
 @scenario()
-async def test_deferred_peeked_and_deleted_within_a_session(at: Place) -> None:
+async def test_deferred_peeked_and_deleted_within_a_session(at: SdkClients) -> None:
     """A session's holder defers, receives by number and peeks within its own session alone."""
     queue = await at.queue(requires_session=True)
     await at.send(queue, *of("s", "1", "2"), *of("other", "x"))
@@ -196,7 +198,7 @@ async def test_deferred_peeked_and_deleted_within_a_session(at: Place) -> None:
 
 
 @scenario()
-async def test_a_scheduled_message_creates_its_session_at_its_time(at: Place) -> None:
+async def test_a_scheduled_message_creates_its_session_at_its_time(at: SdkClients) -> None:
     """A session whose only message is scheduled is not available before that time."""
     queue = await at.queue(requires_session=True)
     when = soon(1.5)
@@ -211,7 +213,7 @@ async def test_a_scheduled_message_creates_its_session_at_its_time(at: Place) ->
 
 
 @scenario()
-async def test_a_renewed_session_lasts(at: Place) -> None:
+async def test_a_renewed_session_lasts(at: SdkClients) -> None:
     """Renewing moves the end of the session's lock: it is held beyond its first end."""
     queue = await at.queue(requires_session=True, lock_duration=timedelta(seconds=10))
     await at.send(queue, *of("s", "1"))
@@ -223,7 +225,7 @@ async def test_a_renewed_session_lasts(at: Place) -> None:
 
     async def past_first_end() -> bool:
         assert await session.renew_lock() > first_end
-        return datetime.now(timezone.utc) > first_end + timedelta(seconds=0.5)
+        return bool(datetime.now(timezone.utc) > first_end + timedelta(seconds=0.5))
 
     await at.wait_until(past_first_end, "the first end of the session's lock")
     with pytest.raises(SessionCannotBeLockedError):
@@ -233,7 +235,7 @@ async def test_a_renewed_session_lasts(at: Place) -> None:
 
 
 @scenario()
-async def test_an_expired_session_lock_frees_the_session(at: Place) -> None:
+async def test_an_expired_session_lock_frees_the_session(at: SdkClients) -> None:
     """Another receiver can accept it, deliveries are counted, and the old holder has lost it."""
     queue = await at.queue(requires_session=True, lock_duration=timedelta(seconds=6))
     await at.send(queue, *of("s", "1", "2"))
@@ -252,7 +254,7 @@ async def test_an_expired_session_lock_frees_the_session(at: Place) -> None:
 
 
 @scenario()
-async def test_closing_a_receiver_frees_its_session(at: Place) -> None:
+async def test_closing_a_receiver_frees_its_session(at: SdkClients) -> None:
     """Unsettled messages are delivered again, uncounted."""
     queue = await at.queue(requires_session=True, lock_duration=timedelta(minutes=5))
     await at.send(queue, *of("s", "1", "2"))
@@ -268,7 +270,7 @@ async def test_closing_a_receiver_frees_its_session(at: Place) -> None:
 
 
 @scenario()
-async def test_a_session_s_state(at: Place) -> None:
+async def test_a_session_s_state(at: SdkClients) -> None:
     """The state is bytes that outlive receivers and messages; None removes it."""
     queue = await at.queue(requires_session=True)
     first = accept(at, queue, "s")
@@ -287,7 +289,7 @@ async def test_a_session_s_state(at: Place) -> None:
 
 
 @scenario()
-async def test_a_session_s_state_has_a_maximum_size(at: Place) -> None:
+async def test_a_session_s_state_has_a_maximum_size(at: SdkClients) -> None:
     """256 KB are accepted; a byte more is refused, and the earlier state stays."""
     queue = await at.queue(requires_session=True)
     receiver = accept(at, queue, "s")
@@ -300,7 +302,7 @@ async def test_a_session_s_state_has_a_maximum_size(at: Place) -> None:
 
 
 @scenario()
-async def test_listing_sessions(at: Place) -> None:
+async def test_listing_sessions(at: SdkClients) -> None:
     """Sessions with messages or a state are listed; with a time, those whose state was set since then."""
     queue = await at.queue(requires_session=True)
     await at.send(queue, *of("messages", "1"), *of("both", "2"), *of("emptied", "3"))
@@ -319,7 +321,7 @@ async def test_listing_sessions(at: Place) -> None:
 
 
 @scenario("sync")
-async def test_listing_a_subscription_s_sessions(at: Place) -> None:
+async def test_listing_a_subscription_s_sessions(at: SdkClients) -> None:
     """A subscription's sessions are listed like a queue's, also if they fill the last page."""
     topic = await at.topic()
     await at.subscription(topic, "all", requires_session=True)
@@ -331,7 +333,7 @@ async def test_listing_a_subscription_s_sessions(at: Place) -> None:
 
 
 @scenario("sync")
-async def test_listing_more_sessions_than_a_page_holds(at: Place) -> None:
+async def test_listing_more_sessions_than_a_page_holds(at: SdkClients) -> None:
     """Every session is listed once, over several pages."""
     queue = await at.queue(requires_session=True)
     names = [f"s{n:04}" for n in range(250)]

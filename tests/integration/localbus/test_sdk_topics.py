@@ -22,20 +22,20 @@ from proton import Message
 
 from tests.support.raw_client import RawClient
 from tests.support.scenarios import scenario
-from tests.support.sdk_clients import Face, Place, bodies, soon, text_properties
+from tests.support.sdk_clients import AsyncFacade, SdkClients, bodies, soon, text_properties
 
 SECOND = timedelta(seconds=1)
 
 
-def deleting(at: Place, topic: str, subscription: str = "all") -> Face:
+def deleting(at: SdkClients, topic: str, subscription: str = "all") -> AsyncFacade:
     return at.receiver(topic, subscription, receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE)
 
 
-async def publish(at: Place, topic: str, *messages: ServiceBusMessage | str) -> None:
+async def publish(at: SdkClients, topic: str, *messages: ServiceBusMessage | str) -> None:
     await at.send(topic, *messages, topic=True)
 
 
-async def peeked(at: Place, topic: str, subscriptions: Sequence[str]) -> dict[str, list[str]]:
+async def peeked(at: SdkClients, topic: str, subscriptions: Sequence[str]) -> dict[str, list[str]]:
     """Return the message ids in each subscription, read without the SDK on one connection."""
 
     def look() -> dict[str, list[str]]:
@@ -50,13 +50,15 @@ async def peeked(at: Place, topic: str, subscriptions: Sequence[str]) -> dict[st
                 for each in reply["messages"] if status == 200 else ():
                     message = Message()
                     message.decode(bytes(each["message"]))
-                    found[name].append(message.id)
+                    found[name].append(str(message.id))
         return found
 
     return await asyncio.to_thread(look)
 
 
-async def filtered(at: Place, filters: dict[str, Any], messages: Sequence[ServiceBusMessage]) -> dict[str, list[str]]:
+async def filtered(
+    at: SdkClients, filters: dict[str, Any], messages: Sequence[ServiceBusMessage]
+) -> dict[str, list[str]]:
     """Create one subscription per filter; return the ids of the messages in each."""
     topic = await at.topic()
     for name, chosen in filters.items():
@@ -70,7 +72,7 @@ async def filtered(at: Place, filters: dict[str, Any], messages: Sequence[Servic
 
 
 @scenario()
-async def test_every_subscription_gets_its_own_copy(at: Place) -> None:
+async def test_every_subscription_gets_its_own_copy(at: SdkClients) -> None:
     """By default a subscription gets every message; settling one copy does not affect the others."""
     topic = await at.topic()
     for name in ("one", "two"):
@@ -89,7 +91,7 @@ async def test_every_subscription_gets_its_own_copy(at: Place) -> None:
 
 
 @scenario()
-async def test_a_batch_to_a_topic(at: Place) -> None:
+async def test_a_batch_to_a_topic(at: SdkClients) -> None:
     """Messages of a batch are filtered and copied one by one, in order."""
     topic = await at.topic()
     await at.subscription(topic)
@@ -102,7 +104,7 @@ async def test_a_batch_to_a_topic(at: Place) -> None:
 
 
 @scenario()
-async def test_a_subscription_gets_messages_sent_after_its_creation(at: Place) -> None:
+async def test_a_subscription_gets_messages_sent_after_its_creation(at: SdkClients) -> None:
     """Earlier messages are not copied; without subscriptions a message is dropped."""
     topic = await at.topic()
     await publish(at, topic, "before")
@@ -116,7 +118,7 @@ async def test_a_subscription_gets_messages_sent_after_its_creation(at: Place) -
 
 
 @scenario("sync")
-async def test_true_and_false_filters(at: Place) -> None:
+async def test_true_and_false_filters(at: SdkClients) -> None:
     """A true filter matches all messages, a false filter none."""
     found = await filtered(
         at, {"true": TrueRuleFilter(), "false": FalseRuleFilter()}, [ServiceBusMessage("x", message_id="m")]
@@ -125,18 +127,21 @@ async def test_true_and_false_filters(at: Place) -> None:
 
 
 @scenario("sync")
-async def test_correlation_filters_on_system_properties(at: Place) -> None:
+async def test_correlation_filters_on_system_properties(at: SdkClients) -> None:
     """Each system property of a correlation filter is compared for equality, including case."""
     fields = {
         "correlation_id": "correlation_id", "message_id": "message_id", "to": "to", "reply_to": "reply_to",
         "label": "subject", "session_id": "session_id", "reply_to_session_id": "reply_to_session_id",
         "content_type": "content_type",
     }  # fmt: skip
-    filters = {name: CorrelationRuleFilter(**{name: "Wanted"}) for name in fields}
+    filters = {}
+    for name in fields:
+        wanted: dict[str, Any] = {name: "Wanted"}
+        filters[name] = CorrelationRuleFilter(**wanted)
     messages = []
     for name, field in fields.items():
         for value in ("Wanted", "wanted"):
-            settings = {"message_id": f"{name}-{value}", field: value}
+            settings: dict[str, Any] = {"message_id": f"{name}-{value}", field: value}
             messages.append(ServiceBusMessage("x", **settings))
     found = await filtered(at, filters, messages)
     expected = {name: [f"{name}-Wanted"] for name in fields} | {"message_id": ["Wanted"]}
@@ -144,7 +149,7 @@ async def test_correlation_filters_on_system_properties(at: Place) -> None:
 
 
 @scenario("sync")
-async def test_correlation_filters_on_application_properties(at: Place) -> None:
+async def test_correlation_filters_on_application_properties(at: SdkClients) -> None:
     """Application properties are compared with their type; several conditions must all match."""
     when = datetime(2026, 11, 16, 12, tzinfo=timezone.utc)
     filters = {
@@ -161,7 +166,7 @@ async def test_correlation_filters_on_application_properties(at: Place) -> None:
     messages = [
         ServiceBusMessage("x", message_id=name, application_properties={"p": value}) for name, value in values.items()
     ]
-    both = {"p": 1, "q": "x"}
+    both: dict[str | bytes, Any] = {"p": 1, "q": "x"}
     messages += [
         ServiceBusMessage("x", message_id="both", subject="s", application_properties=dict(both)),
         ServiceBusMessage("x", message_id="no subject", application_properties=dict(both)),
@@ -176,7 +181,7 @@ async def test_correlation_filters_on_application_properties(at: Place) -> None:
 
 
 @scenario("sync")
-async def test_sql_filters(at: Place) -> None:
+async def test_sql_filters(at: SdkClients) -> None:
     """Comparison, arithmetic, LIKE, IN, EXISTS, null, system properties and parameters match as documented."""
     filters = {
         "comparison": SqlRuleFilter("amount > 10 AND colour <> 'red'"),
@@ -192,7 +197,7 @@ async def test_sql_filters(at: Place) -> None:
 
     def message(name: str, subject: str | None = None, **properties: Any) -> ServiceBusMessage:
         return ServiceBusMessage(
-            "x", message_id=name, subject=subject, correlation_id="c", application_properties=properties
+            "x", message_id=name, subject=subject, correlation_id="c", application_properties=dict(properties.items())
         )
 
     messages = [
@@ -215,7 +220,7 @@ async def test_sql_filters(at: Place) -> None:
 
 
 @scenario("sync")
-async def test_filters_on_the_broker_s_own_fields(at: Place) -> None:
+async def test_filters_on_the_broker_s_own_fields(at: SdkClients) -> None:
     """Enqueued time, delivery count, size, sequence number, and the shorter time to live of message and topic."""
     topic = await at.topic(default_message_time_to_live=timedelta(minutes=10))
     minute, hour = timedelta(minutes=1), timedelta(hours=1)
@@ -254,7 +259,7 @@ async def test_filters_on_the_broker_s_own_fields(at: Place) -> None:
 
 
 @scenario("sync")
-async def test_a_filter_that_divides_by_zero(at: Place) -> None:
+async def test_a_filter_that_divides_by_zero(at: SdkClients) -> None:
     """Its message is dead-lettered in that subscription, or dropped by its setting; other subscriptions get it."""
     topic = await at.topic()
     filter = SqlRuleFilter("10 / amount > 1 OR 10 % amount = 3")
@@ -274,7 +279,7 @@ async def test_a_filter_that_divides_by_zero(at: Place) -> None:
 
 
 @scenario("sync")
-async def test_an_invalid_filter_is_refused(at: Place) -> None:
+async def test_an_invalid_filter_is_refused(at: SdkClients) -> None:
     """A rule with invalid SQL is not created."""
     topic = await at.topic()
     await at.subscription(topic)
@@ -289,14 +294,14 @@ async def test_an_invalid_filter_is_refused(at: Place) -> None:
 
 
 @scenario()
-async def test_a_rule_s_action_changes_the_copy(at: Place) -> None:
+async def test_a_rule_s_action_changes_the_copy(at: SdkClients) -> None:
     """SET and REMOVE change application and system properties of this subscription's copy alone."""
     topic = await at.topic()
     for name in ("plain", "changed"):
         await at.subscription(topic, name)
     action = SqlRuleAction("SET added = 'new'; SET n = n + 1; REMOVE gone; SET sys.Label = 'subject ' + colour")
     await at.only_rule(topic, "changed", "my-rule", filter=SqlRuleFilter("n = 1"), action=action)
-    properties = {"n": 1, "gone": "x", "colour": "red", "kept": 0.5}
+    properties: dict[str | bytes, Any] = {"n": 1, "gone": "x", "colour": "red", "kept": 0.5}
     await publish(at, topic, ServiceBusMessage("body", subject="old", application_properties=properties))
     plain = await at.take_one(deleting(at, topic, "plain"))
     assert (plain.subject, text_properties(plain)) == ("old", properties)
@@ -308,7 +313,7 @@ async def test_a_rule_s_action_changes_the_copy(at: Place) -> None:
 
 
 @scenario()
-async def test_several_rules(at: Place) -> None:
+async def test_several_rules(at: SdkClients) -> None:
     """Matching rules without an action make one copy together; each with an action makes one of its own."""
     topic = await at.topic()
     await at.subscription(topic)
@@ -324,7 +329,7 @@ async def test_several_rules(at: Place) -> None:
 
 
 @scenario()
-async def test_rules_apply_from_their_creation_to_their_deletion(at: Place) -> None:
+async def test_rules_apply_from_their_creation_to_their_deletion(at: SdkClients) -> None:
     """A subscription without rules gets no message; a new rule applies to messages sent afterwards."""
     topic = await at.topic()
     await at.subscription(topic)
@@ -344,7 +349,7 @@ async def test_rules_apply_from_their_creation_to_their_deletion(at: Place) -> N
 
 
 @scenario()
-async def test_each_subscription_has_its_own_dead_letters(at: Place) -> None:
+async def test_each_subscription_has_its_own_dead_letters(at: SdkClients) -> None:
     """A copy that is dead-lettered in one subscription is in that dead-letter queue alone."""
     topic = await at.topic()
     for name in ("one", "two"):
@@ -359,7 +364,7 @@ async def test_each_subscription_has_its_own_dead_letters(at: Place) -> None:
 
 
 @scenario()
-async def test_a_subscription_can_forward(at: Place) -> None:
+async def test_a_subscription_can_forward(at: SdkClients) -> None:
     """To a queue, or to another topic, whose own rules apply then."""
     queue, second = await at.queue(), await at.topic()
     await at.subscription(second, "picked")
@@ -375,7 +380,7 @@ async def test_a_subscription_can_forward(at: Place) -> None:
 
 
 @scenario()
-async def test_a_subscription_with_sessions(at: Place) -> None:
+async def test_a_subscription_with_sessions(at: SdkClients) -> None:
     """A session subscription delivers by session; a message without a session id is dead-lettered there."""
     topic = await at.topic()
     await at.subscription(topic, requires_session=True)
@@ -387,7 +392,7 @@ async def test_a_subscription_with_sessions(at: Place) -> None:
 
 
 @scenario()
-async def test_scheduled_on_a_topic(at: Place) -> None:
+async def test_scheduled_on_a_topic(at: SdkClients) -> None:
     """A scheduled message stays in the topic and is copied at its time; it can be cancelled before."""
     topic = await at.topic()
     await at.subscription(topic)
@@ -404,7 +409,7 @@ async def test_scheduled_on_a_topic(at: Place) -> None:
 
 
 @scenario()
-async def test_duplicates_on_a_topic(at: Place) -> None:
+async def test_duplicates_on_a_topic(at: SdkClients) -> None:
     """A topic with duplicate detection copies a message id once."""
     topic = await at.topic(requires_duplicate_detection=True)
     await at.subscription(topic)
@@ -415,7 +420,7 @@ async def test_duplicates_on_a_topic(at: Place) -> None:
 
 
 @scenario("async")
-async def test_time_to_live_of_topic_and_subscription(at: Place) -> None:
+async def test_time_to_live_of_topic_and_subscription(at: SdkClients) -> None:
     """The shortest time to live applies; each subscription dead-letters or drops by its own setting."""
     topic = await at.topic(default_message_time_to_live=timedelta(hours=1))
     await at.subscription(topic, "long")
@@ -434,7 +439,7 @@ async def test_time_to_live_of_topic_and_subscription(at: Place) -> None:
 
 
 @scenario("sync")
-async def test_a_topic_s_limits_and_status(at: Place) -> None:
+async def test_a_topic_s_limits_and_status(at: SdkClients) -> None:
     """A topic's quota counts its subscriptions' messages; a disabled topic accepts none."""
     topic = await at.topic(max_size_in_megabytes=1)
     await at.subscription(topic)
@@ -452,7 +457,7 @@ async def test_a_topic_s_limits_and_status(at: Place) -> None:
 
 
 @scenario("sync")
-async def test_a_subscription_s_status(at: Place) -> None:
+async def test_a_subscription_s_status(at: SdkClients) -> None:
     """A subscription that is disabled for receiving collects messages, and delivers them when it is active."""
     topic = await at.topic()
     await at.subscription(topic)
@@ -468,7 +473,7 @@ async def test_a_subscription_s_status(at: Place) -> None:
 
 
 @scenario()
-async def test_pings_are_not_copied(at: Place) -> None:
+async def test_pings_are_not_copied(at: SdkClients) -> None:
     """A ping to a topic is accepted, and no subscription gets it, whatever its rules."""
     topic = await at.topic()
     await at.subscription(topic)

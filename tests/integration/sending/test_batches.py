@@ -17,9 +17,9 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 from pairbus import BacklogUnavailableError, NotParkableError, NotSupportedError, PairedSender
 from pairbus.domain import envelope
 from pairbus.domain.backlog import queue_path
-from pairbus.sending.backlog import Ids
+from pairbus.sending.parcel import Ids
 from pairbus.sending.sdk.encoding import encoded_members
-from tests.support.pairing import Pair, come_back, on_parking
+from tests.support.pairing import Pair, come_back, on_parking, pairing_of
 from tests.support.process_fixtures import connect
 from tests.support.send_ledger import KEY, Ledger, key_of, peek
 
@@ -156,7 +156,9 @@ def visible(given: Any) -> Any:
     if isinstance(given, dict):
         return copy.deepcopy(given)
     raw = given if isinstance(given, AmqpAnnotatedMessage) else given.raw_amqp_message
-    found = {"body": copy.deepcopy([bytes(each) if isinstance(each, bytes) else each for each in _body(raw)])}
+    found: dict[str, Any] = {
+        "body": copy.deepcopy([bytes(each) if isinstance(each, bytes) else each for each in _body(raw)])
+    }
     for part in ("header", "properties"):
         found[part] = copy.deepcopy(dict(vars(getattr(raw, part)))) if getattr(raw, part) is not None else None
     for part in ("application_properties", "annotations", "delivery_annotations", "footer"):
@@ -187,7 +189,8 @@ def test_ids_sessions_and_times_survive_the_backlog(pair: Pair, ledger: Ledger) 
     found = ledger.check(but=0)
     mine, none, scheduled = (envelope.restore(found[f"m{index}"][0].payload, 0) for index in (1, 2, 3))
     assert (mine.message_id, mine.session_id) == ("mine", "42")
-    assert uuid.UUID(none.message_id)
+    assert isinstance(none.message_id, str)
+    assert str(uuid.UUID(none.message_id)) == none.message_id
     assert none.time_to_live == 90_000
     assert scheduled.scheduled == later.timestamp() * 1000
     # All three can be received from the backlog now: none waits, expires, or belongs to a session.
@@ -223,7 +226,7 @@ def test_a_batch_is_divided_by_the_limit_that_the_link_tells(pair: Pair, ledger:
     ledger.must_send(sender, ledger.messages(20, b"x" * 1000))
     ledger.check(but=0)
     assert in_order(pair) == [f"m{index}" for index in range(20)]
-    assert all(queue.in_rotation for queue in sender._pairing.status().queues.values())
+    assert all(queue.in_rotation for queue in pairing_of(sender).status().queues.values())
     # It is known from now on: what does not fit is told before anything is sent.
     found = sender.can_park(ServiceBusMessage(b"x" * 6000))
     assert (found.fits, found.limit) == (False, 5000)
@@ -306,7 +309,7 @@ def test_one_member_too_large_refuses_the_whole_batch(pair: Pair, ledger: Ledger
         assert f"{figure:,}" in str(error)
     found = ledger.check(but=0)
     assert list(found) == ["m0"]
-    assert sender._pairing.status().entities[queue].parked == 1
+    assert pairing_of(sender).status().entities[queue].parked == 1
 
 
 @pytest.mark.parametrize("name", [envelope.PATH, envelope.FORM])
@@ -341,7 +344,7 @@ def test_a_batch_that_is_taken_in_part_names_the_rest(pair: Pair, ledger: Ledger
         with pair.admin(pair.secondary) as admin:
             for path in set(pair.backlog()) - {used}:
                 admin.delete_queue(path)
-        taken = []
+        taken: list[str] = []
 
         def full_after_two_parts(path: str) -> None:
             if len(taken) == 2:
@@ -389,7 +392,7 @@ def test_errors_carry_the_callers_own_objects(pair: Pair, ledger: Ledger) -> Non
     several = [ledger.message(application_properties={b"b": b"v"}) for _ in range(2)]
     for given, wanted in ((one, [one]), (several, several), (iter(several[:0]), [])):
         if not wanted:
-            assert sender.send_messages(given) is None
+            sender.send_messages(given)
             continue
         error: Any = ledger.send(sender, given)
         assert [id(each) for each in error.messages] == [id(each) for each in wanted]

@@ -17,9 +17,9 @@ from tests.support.pairing import (
     on_parking,
     pairbus_threads,
     state_of,
-    wait_until,
     watchdog_of,
 )
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("open_first", [True, False], ids=["under way", "opening"])

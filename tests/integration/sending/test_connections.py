@@ -19,14 +19,16 @@ from pairbus.localbus import LocalBus
 from pairbus.sending import connections
 from pairbus.sending.connections import ConnectionPool, SenderConnection
 from pairbus.sending.sdk.connection_patches import socket_of
-from tests.support.pairing import SLACK, Pair, entity_of, idle_connection, pairbus_threads, wait_until
+from tests.support.pairing import SLACK, Pair, entity_of, idle_connection, pairbus_threads
+from tests.support.waiting import wait_until
 
 #: The SDK cannot encode it, and closes the link when it finds out.
-UNENCODABLE = {"number": 2**80}
+UNENCODABLE: dict[str | bytes, Any] = {"number": 2**80}
 
 
 def pool_of(bus: PairedNamespace, queue: str) -> ConnectionPool:
-    return entity_of(bus, queue).pool
+    pool: ConnectionPool = entity_of(bus, queue).pool
+    return pool
 
 
 def close_link(sender: PairedSender) -> None:

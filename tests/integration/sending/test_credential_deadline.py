@@ -21,8 +21,9 @@ from pairbus.localbus import LocalBus
 from pairbus.runtime import credential as module
 from pairbus.runtime.credential import deadline_credential
 from pairbus.sending.sdk.classification import has_no_credential, meaning_of
-from tests.support.pairing import IMPATIENT, Pair, entity_of, idle_connection, pairbus_threads, wait_until
+from tests.support.pairing import IMPATIENT, Pair, entity_of, idle_connection, pairbus_threads
 from tests.support.process_fixtures import create
+from tests.support.waiting import wait_until
 
 SCOPE = "https://servicebus.azure.net/.default"
 

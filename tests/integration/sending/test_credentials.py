@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import socket
 import threading
 import time
@@ -29,21 +27,10 @@ from pairbus.localbus.auth import DEFAULT_KEY_NAME
 from pairbus.sending import credential_check as credentials
 from pairbus.sending.pairing import _check_credentials
 from pairbus.sending.sdk.clients import put_token, token_sender
-from tests.support.pairing import SLACK, Pair, pairbus_threads, wait_until
+from tests.support.entra_credential import EntraCredential
+from tests.support.pairing import SLACK, Pair, pairbus_threads
 from tests.support.process_fixtures import create, key_of, sas_token
-
-
-class Entra:
-    """A credential as those of azure-identity are: it has `get_token`, and gives what looks like a JWT."""
-
-    def __init__(self) -> None:
-        self.scopes: list[tuple[str, ...]] = []
-
-    def get_token(self, *scopes: str, **kwargs: Any) -> AccessToken:
-        self.scopes.append(scopes)
-        parts = ({"alg": "none"}, {"aud": "https://servicebus.azure.net", "exp": int(time.time()) + 3600})
-        coded = [base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts]
-        return AccessToken(f"{coded[0]}.{coded[1]}.signature", int(time.time()) + 3600)
+from tests.support.waiting import wait_until
 
 
 def signature(bus: LocalBus) -> str:
@@ -71,7 +58,9 @@ def by_named_key(bus: LocalBus, name: str) -> Namespace:
 
 
 def by_token(bus: LocalBus, name: str) -> Namespace:
-    return Namespace(f"127.0.0.1:{bus.port}", credential=Entra(), name=name, ca_file=bus.ca_file, use_tls=False)
+    return Namespace(
+        f"127.0.0.1:{bus.port}", credential=EntraCredential(), name=name, ca_file=bus.ca_file, use_tls=False
+    )
 
 
 def over_tls(bus: LocalBus, name: str) -> Namespace:
@@ -79,7 +68,7 @@ def over_tls(bus: LocalBus, name: str) -> Namespace:
 
 
 def over_tls_by_token(bus: LocalBus, name: str) -> Namespace:
-    return Namespace(f"127.0.0.1:{bus.port}", credential=Entra(), name=name, ca_file=bus.ca_file)
+    return Namespace(f"127.0.0.1:{bus.port}", credential=EntraCredential(), name=name, ca_file=bus.ca_file)
 
 
 WAYS = [by_key, by_signature, by_sas_credential, by_named_key, by_token, over_tls, over_tls_by_token]
@@ -122,7 +111,7 @@ def test_each_credential_opens_provisioning_sending_and_parking(
     arrived, parked, places = stories[way].result(60)
     assert (arrived, parked) == (2, 1)
     for place in places:
-        if isinstance(place.credential, Entra):
+        if isinstance(place.credential, EntraCredential):
             asked = {scope for scopes in place.credential.scopes for scope in scopes}
             assert {scope.replace("net//", "net/") for scope in asked} == {"https://servicebus.azure.net/.default"}
 
@@ -146,7 +135,7 @@ class Refusing:
     `held`: it does not even answer until this is set."""
 
     def __init__(self, error: Exception | None, cause: Exception | None = None) -> None:
-        self._entra = Entra()
+        self._entra = EntraCredential()
         self.error = error
         self.cause = cause
         self.held: threading.Event | None = None
@@ -195,7 +184,7 @@ def test_a_credential_that_gives_no_token_is_told_when_the_pairing_is_opened(pai
 
 def test_so_is_that_of_the_event_hubs(pair: Pair) -> None:
     """Asked for a token of Event Hubs."""
-    entra = Entra()
+    entra = EntraCredential()
     places = pair.primary_namespace(), pair.secondary_namespace()
     with pytest.raises(PairingError, match="the event hubs namespace hubs"):
         pair_namespaces(*places, event_hubs=Namespace("hubs.example", credential=Refusing(unavailable())))
@@ -206,7 +195,7 @@ def test_so_is_that_of_the_event_hubs(pair: Pair) -> None:
 def test_a_credential_is_asked_once_and_not_again_where_provisioning_asks_it(pair: Pair) -> None:
     """One that serves both namespaces is asked by provisioning alone: somebody might have to answer it by hand."""
     with LocalBus("backup", accept_any_jwt=True) as secondary:
-        mine, shared = Entra(), Entra()
+        mine, shared = EntraCredential(), EntraCredential()
         pair.pairing(primary=of(pair.primary, pair.name, mine), secondary=by_token(secondary, "backup"))
         assert mine.scopes == [("https://servicebus.azure.net//.default",)]
         both = of(pair.primary, pair.name, shared), of(secondary, "backup", shared)

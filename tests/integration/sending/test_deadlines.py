@@ -72,7 +72,7 @@ def test_an_entity_that_comes_and_goes_is_tried_twice_and_then_parked_for(
 
     def counted(*args: Any) -> bool:
         tries.append(args)
-        return send(*args)
+        return bool(send(*args))
 
     monkeypatch.setattr(sender, "_is_back", back)
     monkeypatch.setattr(sender, "_to_primary", counted)

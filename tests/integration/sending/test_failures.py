@@ -7,12 +7,12 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from azure.servicebus import ServiceBusMessage, exceptions
@@ -30,8 +30,9 @@ from pairbus import (
 from pairbus.localbus import LocalBus
 from pairbus.sending import backlog as parking_module
 from pairbus.sending.connections import SenderConnection
-from tests.support.pairing import Pair, entity_of, wait_until
+from tests.support.pairing import Pair, backlog_queue_of, entity_of, returned_messages
 from tests.support.process_fixtures import sas_token
+from tests.support.waiting import wait_until
 
 #: How long a send to a silent primary takes; and one that is then parked, through a link that is not open yet.
 BRIEF, BRIEF_PARKED = 1.5, 6.0
@@ -205,7 +206,7 @@ def raised_before_the_failover(pair: Pair, row: Row) -> None:
     with pytest.raises(ServiceBusError) as caught:
         sender.send_messages(message, timeout=BRIEF if row.silent else AMPLE)
     assert type(caught.value) is row.error
-    assert caught.value.messages == [message]
+    assert returned_messages(caught.value) == [message]
     assert state(bus, queue) == "suspect"
     assert bus.status().entities[queue].last_error
     assert_parked(pair, 0)
@@ -231,7 +232,7 @@ def no_outage(pair: Pair, row: Row) -> None:
     with pytest.raises(row.error) as caught:
         sender.send_messages(message)
     assert type(caught.value) is row.error
-    assert len(caught.value.messages) == len(message if isinstance(message, (list, str)) else [message])
+    assert len(returned_messages(caught.value)) == len(message if isinstance(message, (list, str)) else [message])
     entity = bus.status().entities[queue]
     assert (entity.state, entity.last_error, entity.parked, entity.sent) == ("available", None, 0, 0)
     assert_parked(pair, 0)
@@ -245,7 +246,11 @@ def no_retries() -> Iterator[None]:
         yield
 
 
-class SideBySide:
+#: Raises when a row of the table does not hold.
+Check: TypeAlias = Callable[[Pair, Row], None]
+
+
+class ConcurrentChecks:
     """All checks of rows that strike one queue only, run at once: each waits much and does little."""
 
     def __init__(self, both: tuple[LocalBus, LocalBus]) -> None:
@@ -256,20 +261,20 @@ class SideBySide:
         ]
         wanted += [(no_outage, row) for row in CONFIGURATION]
         with no_retries(), ThreadPoolExecutor(10) as pool:
-            self._found = {
+            self._found: dict[tuple[Check, str], Future[None]] = {
                 (check, str(row)): pool.submit(self._run, check, row)
                 for check, row in wanted
                 if row.happens not in WHOLE_PROCESS
             }
 
-    def _run(self, check: Callable[[Pair, Row], None], row: Row) -> None:
+    def _run(self, check: Check, row: Row) -> None:
         pair = Pair(*self._both)
         try:
             check(pair, row)
         finally:
             pair.close_pairings()
 
-    def check(self, check: Callable[[Pair, Row], None], row: Row, request: pytest.FixtureRequest) -> None:
+    def check(self, check: Check, row: Row, request: pytest.FixtureRequest) -> None:
         """Raise what the check has raised; run it now if it strikes the whole process."""
         found = self._found.get((check, str(row)))
         if found is None:
@@ -280,30 +285,32 @@ class SideBySide:
 
 
 @pytest.fixture(scope="module")
-def side_by_side(both: tuple[LocalBus, LocalBus]) -> SideBySide:
-    return SideBySide(both)
+def concurrent_checks(both: tuple[LocalBus, LocalBus]) -> ConcurrentChecks:
+    return ConcurrentChecks(both)
 
 
 @pytest.mark.parametrize("row", COUNTING, ids=str)
 def test_what_counts_is_raised_before_the_failover(
-    side_by_side: SideBySide, request: pytest.FixtureRequest, row: Row
+    concurrent_checks: ConcurrentChecks, request: pytest.FixtureRequest, row: Row
 ) -> None:
     """An outage shorter than the interval: the caller sees the SDK's error, with the message; the entity is suspect."""
-    side_by_side.check(raised_before_the_failover, row, request)
+    concurrent_checks.check(raised_before_the_failover, row, request)
 
 
 @pytest.mark.parametrize("row", COUNTING, ids=str)
 def test_what_counts_is_parked_from_the_failover_on(
-    side_by_side: SideBySide, request: pytest.FixtureRequest, row: Row
+    concurrent_checks: ConcurrentChecks, request: pytest.FixtureRequest, row: Row
 ) -> None:
     """With an interval of 0 the first failure fails over: the call that finds it out returns, its message is parked."""
-    side_by_side.check(parked_from_the_failover_on, row, request)
+    concurrent_checks.check(parked_from_the_failover_on, row, request)
 
 
 @pytest.mark.parametrize("row", CONFIGURATION, ids=str)
-def test_a_configuration_fault_is_no_outage(side_by_side: SideBySide, request: pytest.FixtureRequest, row: Row) -> None:
+def test_a_configuration_fault_is_no_outage(
+    concurrent_checks: ConcurrentChecks, request: pytest.FixtureRequest, row: Row
+) -> None:
     """The SDK's error, with the messages; nothing counts (an interval of 0 would show it), nothing is parked."""
-    side_by_side.check(no_outage, row, request)
+    concurrent_checks.check(no_outage, row, request)
 
 
 def test_a_sender_goes_on_after_a_configuration_fault(pair: Pair) -> None:
@@ -365,7 +372,7 @@ def test_what_cannot_be_encoded_is_no_outage_while_the_primary_is_down(down: Dow
         sender.send_messages(message)
     inside = getattr(caught.value, "inner_exception", caught.value)
     assert isinstance(inside, (TypeError, ValueError)), "the message is to blame, not the connection"
-    assert len(caught.value.messages) == (len(message) if isinstance(message, (list, str)) else 1)
+    assert len(returned_messages(caught.value)) == (len(message) if isinstance(message, (list, str)) else 1)
     assert state(down.bus, which) == before == {"untried": "available", "failed": "failed over"}[which]
     assert_parked(down.pair, 1)
 
@@ -472,7 +479,7 @@ def test_an_error_without_a_name_counts_if_the_message_is_not_to_blame(
     else:
         with pytest.raises(ServiceBusError) as caught:
             sender.send_messages(message)
-        assert caught.value.messages == [message]
+        assert returned_messages(caught.value) == [message]
         assert caught.value.inner_exception is inside or isinstance(inside, OSError)  # it has its proof's error
         assert state(bus, queue) == "available"
         assert_parked(pair, 0)
@@ -583,7 +590,7 @@ def test_busy_never_counts(pair: Pair, link: bool) -> None:
     with pytest.raises(exceptions.ServiceBusServerBusyError) as caught:
         sender.send_messages(message)
     assert pauses == [0.2]
-    assert caught.value.messages == [message]
+    assert returned_messages(caught.value) == [message]
     assert state(bus, queue) == "available"
     assert_parked(pair, 0)
     assert pair.primary.faults.list() == []
@@ -611,12 +618,12 @@ def test_a_busy_backlog_queue_is_waited_for_too(pair: Pair) -> None:
     sender = bus.get_queue_sender(queue)
     pair.declare_down(bus, queue)
     sender.send_messages(ServiceBusMessage("first"))
-    assert sender._sender_queue.queue is not None
-    pair.secondary.faults.busy(sender._sender_queue.queue, count=1)
+    assert backlog_queue_of(sender) is not None
+    pair.secondary.faults.busy(backlog_queue_of(sender), count=1)
     pauses = noted_pauses(bus)
     sender.send_messages(ServiceBusMessage("second"))
     assert pauses == [10.0]
-    assert bus.status().queues[sender._sender_queue.queue].parked == 2
+    assert bus.status().queues[backlog_queue_of(sender)].parked == 2
     assert all(each.in_rotation for each in bus.status().queues.values())
 
 
@@ -649,13 +656,13 @@ def test_a_backlog_that_stays_busy_is_waited_for_as_long_as_there_is_time(pair: 
 def test_a_busy_backlog_queue_is_left_for_another_the_second_time(pair: Pair) -> None:
     """One queue is throttled for long: its senders wait as asked, try it once more, and then another."""
     bus, sender = parking(pair, send_timeout=60)
-    busy = sender._sender_queue.queue
+    busy = backlog_queue_of(sender)
     assert busy is not None
     pair.secondary.faults.busy(busy)
     pauses = noted_pauses(bus)
     sender.send_messages(ServiceBusMessage("second"))
     assert pauses == [0.2, 0.2]
-    assert sender._sender_queue.queue != busy
+    assert backlog_queue_of(sender) != busy
     assert sorted(pair.parked_by_queue().values()) == [1, 1]
     assert_rotation_whole(pair, bus)
 
@@ -751,14 +758,14 @@ def test_errors_carry_the_callers_own_objects(pair: Pair) -> None:
         expected = [given] if any(given is each for each in several) else several
         with pytest.raises(QUOTA) as caught:
             sender.send_messages(given)
-        assert [id(each) for each in caught.value.messages] == [id(each) for each in expected]
+        assert [id(each) for each in returned_messages(caught.value)] == [id(each) for each in expected]
     assert several[1].application_properties == {"raw": b"bytes"}
     batch = sender.create_message_batch()
     batch.add_message(ServiceBusMessage("a"))
     batch.add_message(ServiceBusMessage("b"))
     with pytest.raises(QUOTA) as caught:
         sender.send_messages(batch)
-    assert [str(each) for each in caught.value.messages] == ["a", "b"]
+    assert [str(each) for each in returned_messages(caught.value)] == ["a", "b"]
 
 
 def test_the_error_of_the_sdk_is_raised_as_it_is(pair: Pair) -> None:

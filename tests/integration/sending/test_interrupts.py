@@ -12,14 +12,8 @@ from azure.servicebus import ServiceBusMessage
 from pairbus.runtime import bounded_call
 from pairbus.sending import connections
 from pairbus.sending.connections import SenderConnection
-from tests.support.pairing import (
-    Pair,
-    entity_of,
-    is_closed,
-    pairbus_threads,
-    wait_until,
-    watchdog_of,
-)
+from tests.support.pairing import Pair, entity_of, is_closed, pairbus_threads, watchdog_of
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("when", ["open", "opening", "parking"])

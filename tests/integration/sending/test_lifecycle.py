@@ -27,7 +27,9 @@ from pairbus import (
     pair_namespaces,
 )
 from pairbus.sending import pairing as pairing_module
-from tests.support.pairing import SLACK, Pair, pairbus_threads, wait_until, watchdog_of
+from tests.support.pairing import SLACK, Pair, pairbus_threads, watchdog_of
+from tests.support.process_fixtures import is_up
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("quick_pings")
 
@@ -169,7 +171,7 @@ def test_nothing_is_left_after_close(pair: Pair) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        if pair.primary._process is not None:
+        if is_up(pair.primary):
             pair.primary.kill()
     wait_until(lambda: any(name.startswith("pairbus-ping") for name in pairbus_threads()))
     bus.close()

@@ -15,8 +15,9 @@ from azure.servicebus.exceptions import ServiceBusConnectionError, ServiceBusErr
 
 from pairbus.sending.connections import ConnectionPool, SenderConnection
 from pairbus.sending.sdk.classification import is_unnamed
-from tests.integration.sending.test_hubs import Hubs, event, hubs, hubs_bus  # noqa: F401  # fixtures
-from tests.support.pairing import Pair, entity_of, wait_until
+from tests.support.event_hubs import Hubs, event, hubs, hubs_bus  # noqa: F401  # fixtures
+from tests.support.pairing import Pair, backlog_queue_of, entity_of, returned_messages
+from tests.support.waiting import wait_until
 
 PERFORMATIVE = struct.pack(">IBBH", 12, 2, 0, 0) + b"\x00\x53"
 #: What the SDK stumbles over, by the error that it stumbles with.
@@ -96,7 +97,7 @@ def test_before_the_failover_it_is_an_error_that_counts(pair: Pair) -> None:
     message = ServiceBusMessage("x")
     with pytest.raises(ServiceBusError) as caught:
         sender.send_messages(message)
-    assert caught.value.messages == [message]
+    assert returned_messages(caught.value) == [message]
     assert bus.status().entities[queue].state == "suspect"
     assert pair.parked() == 0
 
@@ -122,12 +123,12 @@ def test_a_backlog_queue_that_answers_nonsense_is_left_for_another(pair: Pair) -
     sender = bus.get_queue_sender(queue)
     pair.declare_down(bus, queue)
     sender.send_messages(ServiceBusMessage("1"))
-    bad = sender._sender_queue.queue
+    bad = backlog_queue_of(sender)
     assert bad is not None
     spoiled = spoil(bus.backlog.pools[bad], ANSWERS["ValueError"])
     sender.send_messages(ServiceBusMessage("2"))
     assert len(spoiled) == 2
-    assert sender._sender_queue.queue != bad
+    assert backlog_queue_of(sender) != bad
     assert [path for path, found in bus.status().queues.items() if not found.in_rotation] == [bad]
 
 
@@ -157,9 +158,8 @@ def test_which_errors_only_the_message_can_explain(wrapped: Callable[[Exception]
         assert is_unnamed(wrapped(inner))
         assert not is_unnamed(inner)
         assert not is_unnamed(ServiceBusConnectionError(error=inner))
-    for inner in (OSError(), TimeoutError(), RuntimeError(), MemoryError(), ServiceBusError("x"), ValueError()):
-        named = isinstance(inner, ValueError)
-        assert is_unnamed(wrapped(inner)) is named
+    for other in (OSError(), TimeoutError(), RuntimeError(), MemoryError(), ServiceBusError("x"), ValueError()):
+        assert is_unnamed(wrapped(other)) is isinstance(other, ValueError)
     assert not is_unnamed(wrapped(ClientAuthenticationError()))
     assert not is_unnamed(ServiceBusError("an error of the service"))
     assert not is_unnamed(ServiceBusError("x", condition="amqp:not-found", error=ValueError()))

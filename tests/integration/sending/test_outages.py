@@ -22,9 +22,10 @@ from azure.servicebus.management import EntityStatus
 from pairbus import BacklogUnavailableError, PairedNamespace
 from pairbus.domain.backlog import queue_path
 from pairbus.localbus import LocalBus
-from tests.support.pairing import Pair, wait_until
+from tests.support.pairing import Pair, backlog_queue_of
 from tests.support.raw_client import RawClient
 from tests.support.send_ledger import Ledger, Stream, key_of, peek
+from tests.support.waiting import wait_until
 
 #: Small enough for a test, and pings are frequent: every outage is followed by a failback.
 QUICK: dict[str, Any] = {"send_timeout": 1.5, "ping_primary_interval": 1.0, "ping_timeout": 1.0}
@@ -384,14 +385,14 @@ def test_one_message_whose_answer_is_lost_keeps_the_id_that_it_was_given(pair: P
     sender = pair.sender(pair.queue(), **{**QUICK, "send_timeout": 10.0})
     pair.primary.kill()
     ledger.must_send(sender, ledger.message())
-    first = sender._sender_queue.queue
+    first = backlog_queue_of(sender)
     pair.secondary.faults.lost_accept(count=1)
     with ledger.answers_lost():
         ledger.must_send(sender, ledger.message(message_id=None))
     places = ledger.check()["m1"]
     assert len(places) == 2
     assert len({_message_id(each.payload) for each in places}) == 1
-    assert sender._sender_queue.queue != first
+    assert backlog_queue_of(sender) != first
 
 
 def _message_id(payload: bytes) -> Any:

@@ -31,8 +31,9 @@ from pairbus.domain.amqp import sections as amqp
 from pairbus.domain.amqp.codec import decode
 from pairbus.localbus import LocalBus
 from pairbus.localbus.auth import DEFAULT_KEY_NAME
-from tests.support.pairing import SLACK, Pair, entity_of, idle_connection, pairbus_threads, wait_until
+from tests.support.pairing import SLACK, Pair, entity_of, entity_of_sender, idle_connection, pairbus_threads, pairing_of
 from tests.support.process_fixtures import create, key_of, sas_token
+from tests.support.waiting import wait_until
 
 CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
 INTERVAL = 0.3
@@ -119,17 +120,17 @@ def through(pair: Pair, wire: Wire) -> Namespace:
 def take_down(pair: Pair, sender: PairedSender) -> int:
     """Fail one entity over while its namespace runs; the fault's id."""
     fault = pair.primary.faults.unavailable(sender.entity_name)
-    pair.declare_down(sender._pairing, sender.entity_name)
+    pair.declare_down(pairing_of(sender), sender.entity_name)
     sender.send_messages(ServiceBusMessage("parked", session_id="1"))
     return fault
 
 
 def state(sender: PairedSender) -> str:
-    return str(sender._pairing.status().entities[sender.entity_name].state)
+    return str(pairing_of(sender).status().entities[sender.entity_name].state)
 
 
 def await_state(sender: PairedSender, wanted: str, seconds: float = 60.0) -> None:
-    wait_until(lambda: state(sender) == wanted, seconds, lambda: sender._pairing.status().entities)
+    wait_until(lambda: state(sender) == wanted, seconds, lambda: pairing_of(sender).status().entities)
 
 
 def ping_threads() -> list[str]:
@@ -293,7 +294,7 @@ def test_a_failover_while_the_failback_is_being_told_has_one_task(pair: Pair) ->
 
 
 def ping_is_under_way(sender: PairedSender) -> Any:
-    return sender._entity._ping_connection
+    return entity_of_sender(sender)._ping_connection
 
 
 @pytest.mark.parametrize("end", ["pairing", "half"])
@@ -485,7 +486,7 @@ def test_an_entity_that_is_unusable_stays_so_while_pings_say_nothing_of_it(
         if trouble == "throttled":
             pair.primary.faults.busy(queue)
         else:
-            patched.setattr(sender._entity, "_ping", lambda: (_ for _ in ()).throw(MemoryError()))
+            patched.setattr(entity_of_sender(sender), "_ping", lambda: (_ for _ in ()).throw(MemoryError()))
         wait_until(lambda: len(pair.told("ping failed")) >= told + 2)
         assert state(sender) == "unusable"
     pair.primary.faults.clear()

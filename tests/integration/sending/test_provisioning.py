@@ -21,8 +21,9 @@ from azure.servicebus.management import EntityStatus
 from pairbus import Namespace, PairingError, ProvisioningError
 from pairbus.domain.backlog import PROPERTIES, queue_path
 from pairbus.sending import pairing as pairing_module
-from tests.support.pairing import SLACK, Pair, pairbus_threads, wait_until
+from tests.support.pairing import SLACK, Pair, pairbus_threads, pairing_of
 from tests.support.process_fixtures import Command, key_of, with_key
+from tests.support.waiting import wait_until
 
 FOREVER = timedelta(days=10675199)
 MANAGE = "RootManageSharedAccessKey"
@@ -146,7 +147,7 @@ def test_a_queue_with_other_properties_is_used_as_it_is_and_reported_one_by_one(
     queue = pair.queue()
     calls.seen.clear()
     sender = pair.sender(queue, backlog_queue_count=1)
-    found = sender._pairing.status().queues[path].differences
+    found = pairing_of(sender).status().queues[path].differences
     assert found["lock_duration"] == (timedelta(seconds=30), timedelta(minutes=1))
     assert found["max_delivery_count"] == (5, 2147483647)
     assert found["dead_lettering_on_message_expiration"] == (False, True)
@@ -183,9 +184,9 @@ def test_a_queue_that_would_lose_what_is_parked_is_left_out_visibly(pair: Pair, 
     """Duplicate detection, sessions, forwarding: status and an event name the property, no sender parks there, and
     nothing about the queue is changed."""
     path = queue_path(pair.name, 0)
-    value = elsewhere if name == "forward_to" else UNUSABLE[name]
+    settings: dict[str, Any] = {**PROPERTIES, name: elsewhere if name == "forward_to" else UNUSABLE[name]}
     with pair.admin(pair.secondary) as admin:
-        admin.create_queue(path, **PROPERTIES, **{name: value})
+        admin.create_queue(path, **settings)
     bus = pair.pairing(backlog_queue_count=2)
     status = bus.status()
     assert (bus.backlog_queue_count, list(status.queues)) == (1, [queue_path(pair.name, 1)])
@@ -253,7 +254,7 @@ def test_an_extra_queue_stays_and_is_not_used(pair: Pair, calls: Calls) -> None:
 def test_a_creation_that_loses_a_race_counts_as_found(pair: Pair, calls: Calls) -> None:
     """Another process makes the queue between the look and the creation: it is used as that process made it."""
     path = queue_path(pair.name, 0)
-    raced = []
+    raced: list[str] = []
 
     def before(method: str, about: str) -> None:
         if method == "PUT" and about == path and not raced:
@@ -440,7 +441,7 @@ def test_a_secondary_that_stops_to_answer_is_not_waited_for_queue_by_queue(
 # --- speed and cost --------------------------------------------------------------------------------------------------
 
 
-def test_a_hundred_queues_are_looked_after_side_by_side(pair: Pair, calls: Calls) -> None:
+def test_a_hundred_queues_are_looked_after_running_scenarios(pair: Pair, calls: Calls) -> None:
     """Round trips overlap, and no thread makes more than a fraction of them; each queue is asked for once."""
     calls.before = lambda method, path: time.sleep(0.01)
     bus = pair.pairing(backlog_queue_count=100)

@@ -12,6 +12,7 @@ from pairbus import (
     PairingError,
 )
 from pairbus.domain.backlog import queue_path
+from pairbus.runtime.administration import administration_client
 from pairbus.runtime.backoff import Backoff
 from pairbus.sending import provisioning
 from tests.support.pairing import (
@@ -21,10 +22,9 @@ from tests.support.pairing import (
 
 def failing(monkeypatch: pytest.MonkeyPatch, paths: set[str], make: Callable[[], Exception]) -> None:
     """Creating these queues fails."""
-    real = provisioning.administration_client
 
     def client(*args: Any) -> Any:
-        made = real(*args)
+        made: Any = administration_client(*args)
         create = made.create_queue
 
         def create_queue(path: str, **properties: Any) -> Any:
@@ -32,7 +32,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, paths: set[str], make: Callable[[],
                 raise make()
             return create(path, **properties)
 
-        made.create_queue = create_queue  # type: ignore[method-assign]
+        made.create_queue = create_queue
         return made
 
     monkeypatch.setattr(provisioning, "administration_client", client)
@@ -57,10 +57,9 @@ def test_a_namespace_that_is_full_is_not_a_wrong_key(pair: Pair, monkeypatch: py
 def test_who_may_not_even_look_is_refused_at_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """403 to a look, as a firewall's: no queue is asked for twice."""
     asked = []
-    real = provisioning.administration_client
 
     def client(*args: Any) -> Any:
-        made = real(*args)
+        made: Any = administration_client(*args)
 
         def get_queue(path: str) -> Any:
             asked.append(path)
@@ -68,7 +67,7 @@ def test_who_may_not_even_look_is_refused_at_once(pair: Pair, monkeypatch: pytes
             error.status_code = 403
             raise error
 
-        made.get_queue = get_queue  # type: ignore[method-assign]
+        made.get_queue = get_queue
         return made
 
     monkeypatch.setattr(provisioning, "administration_client", client)

@@ -17,8 +17,16 @@ from pairbus.domain.backlog import queue_path
 from pairbus.domain.conditions import MESSAGE_CONDITIONS
 from pairbus.localbus import bus_errors as localbus_conditions
 from pairbus.sending.sdk.classification import amqp_condition
-from tests.support.pairing import Pair, on_parking, wait_until
+from tests.support.pairing import (
+    Pair,
+    backlog_queue_of,
+    entity_of_sender,
+    on_parking,
+    returned_messages,
+    use_backlog_queue,
+)
 from tests.support.send_ledger import Ledger
+from tests.support.waiting import wait_until
 
 QUICK: dict[str, Any] = {"send_timeout": 16.0}
 
@@ -61,7 +69,7 @@ def test_senders_spread_over_all_queues_and_each_stays_with_its_own(pair: Pair, 
     bus = pair.pairing(backlog_queue_count=4, **QUICK)
     senders = [bus.get_queue_sender(queue) for _ in range(40)]
     ledger.fail_over(senders[0])
-    keys: list[list[str]] = []
+    keys: list[list[str | None]] = []
     for sender in senders:
         keys.append([])
         for _ in range(3):
@@ -82,14 +90,15 @@ def test_a_queue_that_refuses_leaves_for_all_senders(pair: Pair, ledger: Ledger)
     first, second = (bus.get_queue_sender(queue) for _ in range(2))
     good = queue_path(pair.name, len(REFUSALS))
     bad = {kind: queue_path(pair.name, index) for index, kind in enumerate(REFUSALS)}
-    first._sender_queue.queue = good
+    use_backlog_queue(first, good)
     # Each send meets one bad queue: by chance it might meet all ten, one after the other, in the time that it has.
     bus.backlog.rotation.choose = lambda left: good if good in left else left[0]
     ledger.fail_over(first)
     for kind, path in bad.items():
         REFUSALS[kind](pair, path)
     for kind, path in bad.items():
-        first._sender_queue.queue = second._sender_queue.queue = path  # what they might have picked
+        for each in (first, second):
+            use_backlog_queue(each, path)  # what they might have picked
         ledger.must_send(first, ledger.messages(2))
         assert not bus.status().queues[path].in_rotation, kind
         assert bus.status().queues[path].why, kind
@@ -113,18 +122,18 @@ def test_a_message_that_all_queues_refuse_takes_none_from_the_others(
     first, second = (bus.get_queue_sender(queue) for _ in range(2))
     for sender in (first, second):
         ledger.fail_over(sender)
-    used = [first._sender_queue.queue, second._sender_queue.queue]
+    used = [backlog_queue_of(first), backlog_queue_of(second)]
     with pair.secondary.faults.during("reject", condition=condition):
         given = ledger.messages(3)
         error = ledger.send(first, given)
     assert isinstance(error, ServiceBusError)
     assert not isinstance(error, BacklogUnavailableError)
     assert amqp_condition(error) == condition or isinstance(error, NotParkableError)
-    assert error.messages == given  # type: ignore[union-attr]
+    assert returned_messages(error) == given
     assert all(found.in_rotation for found in bus.status().queues.values())
     for sender in (first, second):
         ledger.must_send(sender, ledger.message())
-    assert [first._sender_queue.queue, second._sender_queue.queue] == used
+    assert [backlog_queue_of(first), backlog_queue_of(second)] == used
     assert not pair.told("queue left rotation")
     ledger.check(but=0)
 
@@ -135,11 +144,11 @@ def test_a_message_that_one_queue_refuses_is_parked_in_another(pair: Pair, ledge
     bus = pair.pairing(backlog_queue_count=2, **QUICK)
     sender = bus.get_queue_sender(queue)
     ledger.fail_over(sender)
-    assert sender._sender_queue.queue is not None
-    pair.secondary.faults.reject("amqp:not-allowed", sender._sender_queue.queue)
-    refusing = sender._sender_queue.queue
+    assert backlog_queue_of(sender) is not None
+    pair.secondary.faults.reject("amqp:not-allowed", backlog_queue_of(sender))
+    refusing = backlog_queue_of(sender)
     ledger.must_send(sender, ledger.message())
-    assert sender._sender_queue.queue != refusing
+    assert backlog_queue_of(sender) != refusing
     assert all(found.in_rotation for found in bus.status().queues.values())
     ledger.check(but=0)
 
@@ -153,7 +162,7 @@ def test_a_refusal_says_nothing_about_the_messages_after_it(pair: Pair, then: st
     sender = bus.get_queue_sender(queue)
     pair.declare_down(bus, queue)
     first, second = (queue_path(pair.name, index) for index in range(2))
-    sender._sender_queue.queue = first
+    use_backlog_queue(sender, first)
     faults = pair.secondary.faults
     refusal = faults.reject("amqp:not-allowed", first)
 
@@ -222,7 +231,7 @@ def test_no_queue_left_is_an_error_that_carries_messages_and_reasons(pair: Pair,
     for path, kind in zip(paths, ("full", "disabled", "not found"), strict=True):
         REFUSALS[kind](pair, path)
     sender = bus.get_queue_sender(queue)
-    sender._entity.failed(OperationTimeoutError(message="a failure that counts"), time.monotonic())
+    entity_of_sender(sender).failed(OperationTimeoutError(message="a failure that counts"), time.monotonic())
     given = ledger.messages(4)
     error = ledger.send(sender, given)
     assert isinstance(error, BacklogUnavailableError)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceBusSender
 from azure.servicebus._pyamqp import sender as wire
-from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpMessageProperties
+from azure.servicebus._pyamqp._encode import encode_payload
+from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageProperties
 from azure.servicebus.exceptions import (
     OperationTimeoutError,
     ServiceBusAuthenticationError,
@@ -34,95 +33,21 @@ from pairbus.sending.parcel import Parcel
 from pairbus.sending.sdk import batches, clients, clone_error, connection_patches, encoding
 from pairbus.sending.sdk.classification import amqp_condition, meaning_of, status_of
 from tests.support.amqp_messages import CORPUS
-from tests.support.pairing import SLACK, Pair, wait_until
+from tests.support.message_forms import SINGLE, annotated, full, picture
+from tests.support.pairing import SLACK, Pair
 from tests.support.process_fixtures import key_of, sas_token, with_key
+from tests.support.waiting import wait_until
 
 EMULATOR = ";UseDevelopmentEmulator=true"
-WHEN = datetime(2031, 5, 6, 7, 8, 9, tzinfo=timezone.utc)
-
-
-def full() -> ServiceBusMessage:
-    return ServiceBusMessage(
-        b"body",
-        application_properties={
-            "text": "x",
-            "number": 7,
-            "raw": b"bytes",
-            "when": WHEN,
-            "flag": True,
-            "id": uuid.UUID(int=5),
-        },
-        session_id="s",
-        message_id="m",
-        scheduled_enqueue_time_utc=WHEN,
-        content_type="text/plain",
-        correlation_id="c",
-        subject="l",
-        partition_key="s",
-        to="t",
-        reply_to="r",
-        reply_to_session_id="rs",
-    )
-
-
-def typed() -> ServiceBusMessage:
-    return ServiceBusMessage("x", application_properties={"long": {"TYPE": "LONG", "VALUE": 2**40}})
-
-
-def with_life() -> ServiceBusMessage:
-    return ServiceBusMessage("x", message_id="m", time_to_live=timedelta(minutes=5))
-
-
-def annotated(**body: Any) -> Callable[[], AmqpAnnotatedMessage]:
-    return lambda: AmqpAnnotatedMessage(
-        header=AmqpMessageHeader(priority=7, durable=True),
-        properties=AmqpMessageProperties(message_id="m", subject="s", user_id=b"u", group_id="g"),
-        application_properties={"raw": b"bytes", "deep": "x"},
-        annotations={"x-opt-partition-key": "g", "x-own": 5},
-        delivery_annotations={"x-hop": "y"},
-        footer={"f": "z"},
-        **body,
-    )
-
-
-SINGLE: dict[str, Callable[[], Any]] = {
-    "plain": lambda: ServiceBusMessage("text"),
-    "empty": lambda: ServiceBusMessage(None),
-    "full": full,
-    "typed": typed,
-    "life": with_life,
-    "data": annotated(data_body=[b"a", b"b"]),
-    "value": annotated(value_body={"k": [1, "two", None]}),
-    "sequence": annotated(sequence_body=[[1, 2], ["three"]]),
-    "dictionary": lambda: {"body": "d", "message_id": "m", "application_properties": {"raw": b"bytes"}},
-}
-
-
-def picture(value: Any, seen: tuple[int, ...] = ()) -> Any:
-    """Everything inside an object, as plain data, to be compared later."""
-    if id(value) in seen:
-        return "…"
-    seen = (*seen, id(value))
-    if isinstance(value, dict):
-        return [(picture(key, seen), picture(each, seen)) for key, each in value.items()]
-    if isinstance(value, (list, tuple)):
-        return [picture(each, seen) for each in value]
-    if type(value).__module__.startswith("azure.servicebus") and hasattr(value, "__dict__"):
-        # `_message` is where the SDK keeps what it makes of a message to send it; `_receiver` is not the message.
-        return {
-            name: picture(each, seen) for name, each in vars(value).items() if name not in ("_message", "_receiver")
-        }
-    return type(value).__name__, repr(value)
 
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The payloads that the SDK puts on the wire, as its own link writes them."""
     found: list[bytes] = []
-    real = wire.encode_payload
 
     def record(output: bytearray, payload: Any) -> Any:
-        result = real(output, payload)
+        result = encode_payload(output, payload)
         found.append(bytes(output))
         return result
 
@@ -305,7 +230,7 @@ ENVELOPES: dict[str, Callable[[int], Any]] = {
     "annotated": lambda number: AmqpAnnotatedMessage(
         data_body=b"a",
         properties=AmqpMessageProperties(message_id=f"m{number}", group_id="s"),
-        annotations={b"x-opt-partition-key": "s"},
+        annotations={b"x-opt-partition-key": "s"},  # type: ignore[dict-item]  # the SDK takes bytes
     ),
     "no session": lambda number: {"body": "a", "message_id": f"m{number}"},
     "bytes": lambda number: AmqpAnnotatedMessage(data_body=b"a", properties=AmqpMessageProperties(message_id=b"m")),
@@ -470,8 +395,9 @@ def test_a_batch_is_billed_by_its_messages() -> None:
 
 def test_which_forms_are_many() -> None:
     """As the SDK tells a message from several."""
-    assert [encoding.is_many(each) for each in ([], (), iter([]), ServiceBusMessageBatch(), "text")] == [True] * 5
-    assert [encoding.is_many(each()) for each in SINGLE.values()] == [False] * len(SINGLE)
+    many: tuple[Any, ...] = ([], (), iter([]), ServiceBusMessageBatch(), "text")
+    assert [encoding.is_many(each) for each in many] == [True] * 5
+    assert [encoding.is_many(make()) for make in SINGLE.values()] == [False] * len(SINGLE)
 
 
 # --- connections -----------------------------------------------------------------------------------------------------

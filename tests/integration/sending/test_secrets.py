@@ -20,8 +20,9 @@ from pairbus import BacklogUnavailableError, Namespace, OptionError, PairingErro
 from pairbus.localbus import LocalBus
 from pairbus.localbus.auth import DEFAULT_KEY_NAME
 from pairbus.runtime.redaction import describe_error
-from tests.support.pairing import Pair, wait_until
+from tests.support.pairing import Pair, entity_of_sender
 from tests.support.process_fixtures import key_of, sas_token, with_key
+from tests.support.waiting import wait_until
 
 WRONG_KEY = "d3Jvbmcta2V5LXRoYXQtbm9ib2R5LW1heS1zZWU="
 JWT = "eyJhbGciOiJub25lIn0.eyJhdWQiOiJzZWNyZXQtY2xhaW1zIn0.c2VjcmV0LXNpZ25hdHVyZQ"
@@ -160,7 +161,7 @@ def test_a_whole_story_shows_no_secret(pair: Pair, everything: Everything) -> No
     pair.secondary.restart()
     bus.close()
     said.error_of(ValueError, lambda: sender.send_messages(ServiceBusMessage("late")))
-    said.hear(bus, sender, bus.backlog, sender._entity, *pair.events)
+    said.hear(bus, sender, bus.backlog, entity_of_sender(sender), *pair.events)
 
     kinds = {event.kind for event in pair.events}
     assert {"failed over", "failed back", "queue left rotation", "pairing closed"} <= kinds, "the story was told"

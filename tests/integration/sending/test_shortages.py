@@ -19,7 +19,8 @@ from azure.servicebus.exceptions import ServiceBusError
 from pairbus import (
     BacklogUnavailableError,
 )
-from tests.support.pairing import Pair, entity_of, state_of, wait_until
+from tests.support.pairing import Pair, entity_of, state_of
+from tests.support.waiting import wait_until
 
 
 class Broken(logging.Handler):

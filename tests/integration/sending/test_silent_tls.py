@@ -31,7 +31,8 @@ from pairbus.sending import credential_check as credentials
 from pairbus.sending.connections import ConnectionWatchdog, SenderConnection
 from pairbus.sending.sdk import clients, connection_patches, event_hub_sender, handshake
 from pairbus.sending.sdk.classification import at_opening, meaning_of
-from tests.support.pairing import IMPATIENT, Pair, pairbus_threads, wait_until
+from tests.support.pairing import IMPATIENT, Pair, pairbus_threads
+from tests.support.waiting import wait_until
 
 #: Attempts that fail before anything is counted: far more than may be under way at once.
 ATTEMPTS = 5

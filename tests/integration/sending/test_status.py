@@ -20,7 +20,8 @@ from pairbus.domain.backlog import queue_path
 from pairbus.sending import events
 from pairbus.sending import pairing as pairing_module
 from pairbus.sending.status import EntityStatus
-from tests.support.pairing import SLACK, Pair, pairbus_threads, wait_until
+from tests.support.pairing import SLACK, Pair, pairbus_threads, pairing_of
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("quick_pings")
 
@@ -60,7 +61,7 @@ def entity(bus: PairedNamespace, name: str) -> EntityStatus:
 def take_down(pair: Pair, sender: PairedSender) -> int:
     """Fail one entity over while its namespace runs; the fault's id."""
     fault = pair.primary.faults.unavailable(sender.entity_name)
-    pair.declare_down(sender._pairing, sender.entity_name)
+    pair.declare_down(pairing_of(sender), sender.entity_name)
     sender.send_messages(ServiceBusMessage("parked"))
     return fault
 

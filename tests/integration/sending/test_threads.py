@@ -20,8 +20,9 @@ import pytest
 from pairbus import PairedSender
 from pairbus.localbus import LocalBus
 from pairbus.localbus.errors import LocalBusError
-from tests.support.pairing import Pair, wait_until
+from tests.support.pairing import Pair
 from tests.support.send_ledger import Ledger
+from tests.support.waiting import wait_until
 
 THREADS = 8
 OPTIONS: dict[str, Any] = {
@@ -197,16 +198,18 @@ def test_threads_that_share_a_sender_lose_nothing_in_a_quiet_kill(pair: Pair) ->
     queue = pair.queue()
     bus = pair.pairing(**{**OPTIONS, "send_timeout": 10.0})
     with bus.get_queue_sender(queue) as sender:
+
+        def send_ten() -> None:
+            for _ in range(10):
+                ledger.must_send(sender, ledger.messages(2))
+
         for outage in (False, True, False):
             if outage:
                 pair.primary.kill()
             elif ledger.entries:
                 pair.primary.restart()
                 wait_until(lambda: bus.status().entities[queue].state == "available")
-            threads = [
-                threading.Thread(target=lambda: [ledger.must_send(sender, ledger.messages(2)) for _ in range(10)])
-                for _ in range(THREADS)
-            ]
+            threads = [threading.Thread(target=send_ten) for _ in range(THREADS)]
             for thread in threads:
                 thread.start()
             for thread in threads:

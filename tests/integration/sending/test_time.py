@@ -17,7 +17,8 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
 
 from pairbus import BacklogUnavailableError, PairedNamespace, PairedSender
-from tests.support.pairing import SLACK, Pair, pairbus_threads, wait_until
+from tests.support.pairing import SLACK, Pair, pairbus_threads
+from tests.support.waiting import wait_until
 
 #: Long enough that a bound which is applied twice does not pass for one with slack.
 TIMEOUT = 6.0

@@ -12,7 +12,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from pairbus.domain import envelope
 from pairbus.sending.sdk import encoding
-from tests.integration.sending.test_sdk import SINGLE, picture
+from tests.support.message_forms import SINGLE, picture
 from tests.support.pairing import Pair, come_back, on_parking
 from tests.support.spans import Span, traced
 

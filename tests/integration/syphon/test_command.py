@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from pairbus.syphon import service
-from pairbus.syphon.depths import backlog_depths, log_warnings
+from pairbus.syphon.depths import DepthQuery, log_warnings
 from pairbus.syphon.drain import completion
 from pairbus.syphon.drain.drain import DrainOptions
 from tests.support.backlog import Backlog, numbered
 from tests.support.counting import park_many, take_and_die
 from tests.support.drain_command import drain, draining, write_config
-from tests.support.pairing import Pair, wait_until
+from tests.support.pairing import Pair
+from tests.support.waiting import wait_until
 
 
 def test_a_backlog_that_does_not_exist_is_not_empty(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
@@ -38,7 +39,7 @@ def test_queues_that_were_left_out_are_listed(pair: Pair, backlog: Backlog, tmp_
     code, out, err = drain(pair, "--config", str(write_config(pair, tmp_path)), "--queues", "0")
     assert code == 0, err
     assert "queue 2: 5 messages, which [syphon] queues or --queues leaves out" in out
-    assert "what was asked for of the backlog is empty" in out
+    assert "the requested part of the backlog is empty" in out
     assert pair.arrived(queue) == 3
 
 
@@ -146,7 +147,7 @@ def test_a_queue_with_a_delivery_limit_is_a_warning(
     backlog.make(0, max_delivery_count=10)
     backlog.make(1)
     backlog.make(2, max_delivery_count=10)
-    depths = backlog_depths(pair.secondary_namespace(), pair.name, [0, 1, 2])
+    depths = DepthQuery(pair.name, [0, 1, 2]).run(pair.secondary_namespace())
     assert depths.delivery_limits == {0: 10, 2: 10}
     log_warnings(depths, pair.secondary_namespace(), pair.name)
     (warning,) = caplog.messages

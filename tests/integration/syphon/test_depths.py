@@ -11,7 +11,7 @@ import requests
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from pairbus.domain.backlog import queue_path
-from pairbus.syphon.depths import DepthQuery, backlog_depths
+from pairbus.syphon.depths import DepthQuery
 from tests.support.backlog import Backlog, numbered
 from tests.support.pairing import Pair
 from tests.support.process_fixtures import administer
@@ -32,11 +32,14 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_one_call_tells_all(pair: Pair, backlog: Backlog, requested: list[str]) -> None:
-    """However many queues there are, one request is made, and it is counted; a queue may be missing."""
+    """However many queues there are on a page, one request is made, and it is counted; a queue may be missing."""
+    with administer(pair.secondary) as admin:  # other tests of this process may have filled more than a page
+        for queue in list(admin.list_queues()):
+            admin.delete_queue(queue.name)
     backlog.make(0)
     backlog.park("orders", *numbered(7), index=1)
     requested.clear()
-    found = backlog_depths(pair.secondary_namespace(), pair.name, range(3))
+    found = DepthQuery(pair.name, range(3)).run(pair.secondary_namespace())
     assert found.by_index == {0: 0, 1: 7, 2: None}
     assert (found.missing, found.total, found.operations) == ((2,), 7, 1)
     assert len(requested) == 1
@@ -52,11 +55,11 @@ def test_a_full_page_is_the_last_once_all_queues_were_seen(pair: Pair, requested
         for name in made:
             admin.create_queue(name)
         requested.clear()
-        found = backlog_depths(pair.secondary_namespace(), pair.name, range(100))
+        found = DepthQuery(pair.name, range(100)).run(pair.secondary_namespace())
         assert (len(requested), found.operations, found.missing) == (1, 1, ())
         admin.create_queue(f"{pair.name}-another")
         requested.clear()
-        found = backlog_depths(pair.secondary_namespace(), pair.name, range(90))
+        found = DepthQuery(pair.name, range(90)).run(pair.secondary_namespace())
         assert (len(requested), found.operations, found.missing) == (1, 1, ())
         for name in made:
             admin.delete_queue(name)
@@ -112,7 +115,7 @@ def test_a_queue_that_moves_to_another_page_meanwhile_is_seen(
             return SimpleNamespace(by_page=lambda: iter(page))
 
         monkeypatch.setattr(ServiceBusAdministrationClient, "list_queues_runtime_properties", deleting)
-        found = backlog_depths(pair.secondary_namespace(), pair.name, [0])
+        found = DepthQuery(pair.name, [0]).run(pair.secondary_namespace())
         monkeypatch.undo()
         for name in names:
             admin.delete_queue(name)
@@ -124,4 +127,4 @@ def test_a_secondary_that_is_down_raises(pair: Pair) -> None:
     namespace = pair.secondary_namespace()
     pair.secondary.kill()
     with pytest.raises(Exception, match=r"refused|Connection"):
-        backlog_depths(namespace, pair.name, range(2), timeout=2)
+        DepthQuery(pair.name, range(2)).run(namespace, timeout=2)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pairbus.domain.amqp import sections
-from pairbus.domain.amqp.codec import Described, Long, Symbol, encode
+from pairbus.domain.amqp.codec import Described, Long, Symbol, encode, encode_map
 from pairbus.errors import PairbusError
 from pairbus.syphon import peeking
 from pairbus.syphon.amqp.connection import Connection
@@ -34,7 +34,7 @@ _ID = sections.section(sections.PROPERTIES, encode(["id-1"]))
 @pytest.mark.parametrize("where", ["property", "body"])
 def test_a_message_with_an_unusual_value_is_named(pair: Pair, backlog: Backlog, value: bytes, where: str) -> None:
     """Only its sequence number is decoded."""
-    property_ = sections.section(sections.APPLICATION_PROPERTIES, sections.encode_map([encode("mine"), value]))
+    property_ = sections.section(sections.APPLICATION_PROPERTIES, encode_map([encode("mine"), value]))
     message = _ID + (
         property_ + sections.section(sections.DATA, b"\xa0\x00")
         if where == "property"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import signal
@@ -31,9 +32,10 @@ from tests.support.backlog import Backlog, encoded, numbered
 from tests.support.counting import arrivals, park_many, take_and_die
 from tests.support.drain_command import drain, draining, journal_rows, write_config
 from tests.support.journal_rows import rows
-from tests.support.pairing import Pair, wait_until
+from tests.support.pairing import Pair
 from tests.support.process_fixtures import with_key
 from tests.support.unusual_config import identity, identity_of, options_in, unusual_config
+from tests.support.waiting import wait_until
 
 
 def test_pairbus_drain_empties_the_backlog(pair: Pair, backlog: Backlog, tmp_path: Path) -> None:
@@ -75,7 +77,7 @@ def test_pairbus_drain_with_a_wrong_key_fails(pair: Pair, backlog: Backlog, tmp_
     config.write_text(config.read_text().replace("env:PAIRBUS_TEST_PRIMARY", f"file:{wrong}"))
     code, out, _ = drain(pair, "--config", str(config))
     assert code == 1
-    assert f"this syphon is not let in, see [primary] (or [event_hubs]): {queue}: com.microsoft:auth-failed" in out
+    assert f"the credential of [primary] (or [event_hubs]) is refused: {queue}: com.microsoft:auth-failed" in out
     assert f"held back in the backlog: 5 for {queue}" in out
     assert backlog.depth() == 5
 
@@ -311,14 +313,14 @@ def test_a_round_without_an_event_loop_is_tried_again(
         options=DrainOptions(retry_interval=0.05),
         on_round=done,
     )
-    run, tries = service_module.asyncio.run, iter([error])
+    run, tries = asyncio.run, iter([error])
 
     def short(main: Any) -> Any:
         if (raised := next(tries, None)) is not None:
             raise raised
         return run(main)
 
-    monkeypatch.setattr(service_module.asyncio, "run", short)
+    monkeypatch.setattr(asyncio, "run", short)
     service.forever()
     assert str(error) in rounds[0].errors[0]
     assert pair.arrived(queue) == 3
@@ -330,13 +332,13 @@ def test_a_round_that_is_cut_short_at_its_end_keeps_what_it_moved(
     """Closing the event loop may need a thread when there is none."""
     queue = pair.queue()
     backlog.park(queue, *numbered(3))
-    run = service_module.asyncio.run
+    run = asyncio.run
 
     def short(main: Any) -> Any:
         run(main)
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(service_module.asyncio, "run", short)
+    monkeypatch.setattr(asyncio, "run", short)
     done = Service(pair.primary_namespace(), pair.secondary_namespace(), [0], str(tmp_path)).once()
     assert done.moved == 3
     assert not done.errors

@@ -20,7 +20,8 @@ from pairbus.syphon.journal.local_storage import LocalStorage
 from pairbus.syphon.service import Service
 from tests.support.backlog import Backlog, InBackground, Remembering, numbered
 from tests.support.counting import arrivals, assert_conserved, ids, park_many
-from tests.support.pairing import Pair, wait_until
+from tests.support.pairing import Pair
+from tests.support.waiting import wait_until
 
 #: The longest wait for a journal, in place of a minute.
 DEADLINE = 2.0

@@ -1,4 +1,4 @@
-"""The health of an entity: the laws of its state machine over any history, and SPEC's states with fixed times."""
+"""The health of an entity: the laws of its state machine over any history, and its documented states at fixed times."""
 
 from __future__ import annotations
 

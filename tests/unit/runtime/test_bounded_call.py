@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -21,6 +20,7 @@ from pairbus.runtime.bounded_call import (
     is_done_within,
     start_call,
 )
+from tests.support.waiting import wait_until
 
 NAME = "pairbus-test-call"
 
@@ -330,15 +330,8 @@ async def test_an_idle_thread_keeps_nothing_of_its_last_call() -> None:
     thread = CallThread(NAME)
     await thread.call(lambda kept=held: None)  # type: ignore[misc]
     del held
-    await asyncio.get_running_loop().run_in_executor(None, wait_until_freed, freed)
+    await asyncio.get_running_loop().run_in_executor(None, wait_until, lambda: freed() is None, 10)
     thread.close()
-
-
-def wait_until_freed(reference: weakref.ref[Any]) -> None:
-    ends = time.monotonic() + 10
-    while reference() is not None:
-        assert time.monotonic() < ends, "the call is still referred to"
-        time.sleep(0.01)
 
 
 async def test_a_thread_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from pairbus.sending import connections
 from pairbus.sending.connections import ConnectionPool, ConnectionWatchdog, SenderConnection
 from pairbus.sending.sdk import connection_patches
-from tests.support.pairing import wait_until
+from tests.support.waiting import wait_until
 
 LIMIT = 1000
 
@@ -28,9 +28,13 @@ class Sender:
         self.closed = threading.Event()
         self.is_silent = False
         self.alive = True
+        self.opening_seconds = 0.0
+        #: The time limit of the last send.
+        self.timeout = 0.0
         self._running = False
 
     def __enter__(self) -> Sender:
+        time.sleep(self.opening_seconds)
         self._running = True
         return self
 
@@ -38,6 +42,7 @@ class Sender:
         return SimpleNamespace(max_size_in_bytes=LIMIT)
 
     def send_messages(self, message: Any, timeout: float) -> None:
+        self.timeout = timeout
         if self.is_silent:
             assert self.aborted.wait(30)
             raise ConnectionError("cut")
@@ -85,6 +90,21 @@ def test_a_success_keeps_the_connection_for_the_next_send(pool: ConnectionPool) 
     assert (second.error, second.was_open) == (None, True)
     assert second.connection is first.connection
     assert second.began >= first.began
+
+
+def test_the_time_of_opening_counts_for_the_send(watchdog: ConnectionWatchdog) -> None:
+    """A call takes no longer than its time limit, even if most of it was needed to open the link."""
+    sender = Sender()
+    sender.opening_seconds = 0.2
+    SenderConnection(sender, watchdog).send("message", 5.0)
+    assert 0.0 < sender.timeout <= 4.8
+
+
+def test_a_link_that_was_opened_has_no_deadline(watchdog: ConnectionWatchdog) -> None:
+    """The watchdog would cut it while it is idle."""
+    connection = SenderConnection(Sender(), watchdog)
+    connection.open(5.0)
+    assert (connection.opened, watchdog.running_calls) == (True, 0)
 
 
 def test_a_failed_attempt_holds_its_connection(pool: ConnectionPool) -> None:

@@ -26,6 +26,7 @@ from pairbus.sending.connections import ConnectionWatchdog
 from pairbus.sending.parcel import Parcel
 from pairbus.sending.provisioning import BacklogQueue, Provisioned
 from pairbus.sending.sdk import connection_patches
+from pairbus.sending.sdk.batches import BATCH_OVERHEAD, MESSAGE_OVERHEAD
 from pairbus.sending.sdk.encoding import encoded_members
 from pairbus.sending.status import Operations
 
@@ -269,6 +270,29 @@ def test_a_message_that_every_queue_refuses_is_raised_with_the_services_error(pa
     assert not isinstance(raised.value, BacklogUnavailableError)
     assert made.sends == [(A, 1), (B, 1)]
     assert made.events == []
+
+
+def test_a_refusal_is_forgotten_once_the_message_is_parked(park: Callable[..., Park]) -> None:
+    """If all queues are down for the messages behind it, that is the error."""
+    made = park(A, B)
+    made.errors[A] = [ServiceBusError("refused", condition=b"amqp:not-allowed")]
+
+    def fail_after_the_first() -> bool:
+        if made.parcel.done:
+            made.errors.update({queue: [down(), down()] for queue in (A, B)})
+        return False
+
+    with pytest.raises(BacklogUnavailableError) as raised:
+        made.park(60_000, 60_000, stop=fail_after_the_first)
+    assert made.sends[:2] == [(A, 1), (B, 1)]
+    assert len(raised.value.messages) == 1
+
+
+def test_a_part_fits_to_the_byte() -> None:
+    """With what the batch and each message in it add."""
+    parcel = Parcel("orders", [ServiceBusMessage(b"x" * 100) for _ in range(3)])
+    two = BATCH_OVERHEAD + sum(len(each) + MESSAGE_OVERHEAD for each in parcel.parked[:2])
+    assert [len(parcel.part(limit, 3)) for limit in (two - 1, two)] == [1, 2]
 
 
 @pytest.mark.parametrize("end", ["stop", "closing"])

@@ -160,7 +160,7 @@ def test_the_tree_is_the_one_of_the_classes() -> None:
 
 def test_what_the_tree_says_in_brackets_is_so() -> None:
     """ "(also a …)" names a second base, and every second base is named."""
-    lines = {re.search(r"\w+Error", line).group(): line for line in (errors.__doc__ or "").splitlines() if "──" in line}  # type: ignore[union-attr]
+    lines = {re.search(r"\w+Error", line).group(): line for line in (errors.__doc__ or "").splitlines() if "──" in line}
     for name, line in lines.items():
         said = re.search(r"\(also (?:an? |the SDK's )(\w+)", line)
         others = [base.__name__ for base in ERRORS[name].__bases__[1:]]

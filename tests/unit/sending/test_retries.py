@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -90,6 +91,7 @@ class Bench:
             ended=None,
             closing=closing,
             check=lambda: None,
+            forked=False,
         )
         self.pairing = pairing
         self.sender = PairedSender(pairing, self.entity)
@@ -250,3 +252,53 @@ def test_a_configuration_error_is_raised_at_once(bench: Callable[..., Bench]) ->
         made.send(quota())
     assert (made.sends, made.pauses, made.pool.idle_count) == (1, [], 1)
     assert made.entity.health.state.value == "available"
+
+
+# --- the entity ------------------------------------------------------------------------------------------------------
+
+
+def test_failures_are_counted_from_the_first_one_after_a_success(bench: Callable[..., Bench]) -> None:
+    """An entity that was well before fails over once it has failed for the whole interval."""
+    made = bench(failover_interval=0.05)
+    made.send()
+    assert made.entity.failed(refused(), time.monotonic()).goes_to_primary
+    time.sleep(0.06)
+    assert not made.entity.failed(refused(), time.monotonic()).goes_to_primary
+
+
+def test_a_failover_drops_the_idle_connections(bench: Callable[..., Bench]) -> None:
+    """They lead to the dead primary, and would be used again after the failback."""
+    made = bench(failover_interval=0)
+    made.send()
+    assert made.pool.idle_count == 1
+    made.entity.failed(refused(), time.monotonic())
+    assert made.pool.idle_count == 0
+
+
+def test_the_last_sender_that_closes_leaves_no_connection(bench: Callable[..., Bench]) -> None:
+    """One that is given back later, by a send that was running, is closed as well."""
+    made = bench()
+    other = PairedSender(made.pairing, made.entity)
+    running = made.pool.take_new()
+    running.open(5.0)
+    made.send()
+    made.sender.close()
+    assert made.pool.idle_count == 1, "another sender uses it"
+    other.close()
+    assert made.pool.idle_count == 0
+    made.pool.give_back(running)
+    assert made.pool.idle_count == 0
+
+
+def test_messages_that_a_backlog_queue_has_taken_do_not_count_as_sent(bench: Callable[..., Bench]) -> None:
+    """The primary comes back after one of three messages was parked: the other two go there."""
+    made = bench(failover_interval=0)
+    made.entity.failed(refused(), time.monotonic())
+
+    def park_one(parcel: Any, *given: Any) -> None:
+        parcel.done = 1
+        made.entity.health = made.entity.health.ping_answered(time.monotonic())
+
+    made.pairing.backlog.park = park_one
+    made.sender.send_messages([ServiceBusMessage("x") for _ in range(3)])
+    assert (made.entity.sent, made.entity.parked) == (2, 1)

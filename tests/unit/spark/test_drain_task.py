@@ -17,8 +17,8 @@ from pairbus.domain.outcome import Head, HeldCount, QueueSummary
 from pairbus.spark import drain_task
 from pairbus.spark.drain_task import DrainFunction, DrainTask, summary_of
 from pairbus.spark.signals import KillSignal, StopSignal
-from pairbus.syphon.journal.journal import read_journal
-from tests.support.stand_ins import explode, row
+from tests.support.failing_drains import explode, row
+from tests.support.journal_rows import read_journal
 from tests.support.unusual_config import identity, identity_of, options_in, unusual_config
 
 

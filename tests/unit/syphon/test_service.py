@@ -159,15 +159,17 @@ class TestForever:
         monkeypatch.setattr(made.service, "_pause", Service._pause.__get__(made.service))
         thread = threading.Thread(target=made.service.forever)
         thread.start()
-        for count in (1, 2, 3):
-            deadline = time.monotonic() + 60
-            while len(made.queried) < count and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert len(made.queried) == count
-            if count < 3:
-                made.service.wake()
-        made.service.stop()
-        thread.join(60)
+        try:
+            for count in (1, 2, 3):
+                deadline = time.monotonic() + 60
+                while len(made.queried) < count and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                assert len(made.queried) == count
+                if count < 3:
+                    made.service.wake()
+        finally:
+            made.service.stop()
+            thread.join(60)
         assert not thread.is_alive()
 
 

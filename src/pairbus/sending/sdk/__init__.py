@@ -24,7 +24,7 @@ here; `make sdk-next` runs them on the newest SDKs.
     The meaning of an error is read from facts (test_classification).
 - EventHubProducerClient._create_producer; EventHubProducer._open_with_retry, ._send_event_data_with_retry,
   ._unsent_events
-    One link is opened once, with a deadline (test_hubs).
+    One link is opened once, with a deadline (test_event_hub_producer).
 - encode_payload, transform_outbound_single_message, send_context_manager; EventDataBatch._load_events, ._message
-    An event's bytes are parked, with the trace that it would have been sent with (test_hubs).
+    An event's bytes are parked, with the trace that it would have been sent with (test_event_hub_producer).
 """

@@ -12,6 +12,7 @@ import hmac
 import logging
 import re
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote_plus
 
@@ -57,15 +58,11 @@ class Token(NamedTuple):
 
 
 def audience_of(namespace: Namespace, path: str) -> str:
-    """Return the resource that a token for an entity grants access to."""
     return f"sb://{namespace.host}/{path}"
 
 
 def token_for(namespace: Namespace, path: str, *, event_hubs: bool = False) -> Token:
-    """Return a token for one entity.
-
-    Blocks while the credential makes it, and raises what the credential raises: not for the event loop.
-    """
+    """Return a token for one entity; blocks as long as the credential does: not for the event loop."""
     credential: Any = namespace.credential
     now = time.time()
     if isinstance(credential, AzureNamedKeyCredential):
@@ -102,7 +99,6 @@ class CbsClient:
         self._requests = RequestClient(connection, "$cbs")
 
     def open_links(self, timeout: float = ANSWER_SECONDS) -> None:
-        """Open the links to `$cbs`. With the connection's own opening they need no more round trips."""
         self._requests.open_links(timeout)
 
     async def authorize(self, path: str, timeout: float = ANSWER_SECONDS) -> None:
@@ -121,9 +117,7 @@ class CbsClient:
             task.cancel()
 
     async def _new_token(self, path: str, timeout: float) -> Token:
-        def call_credential() -> Token:
-            return token_for(self._connection.namespace, path, event_hubs=self._event_hubs)
-
+        call_credential = partial(token_for, self._connection.namespace, path, event_hubs=self._event_hubs)
         try:
             async with deadline(timeout):
                 return await call_in_thread(call_credential, "pairbus-token")
@@ -170,11 +164,8 @@ class CbsClient:
 
 
 def _reclassified(error: LinkError) -> LinkError:
-    """Return an error of `$cbs` with a condition that says if messages for the entity can be given up.
-
-    A refusal that names the entity stays as it is. Any other refusal is of the token, and an error of the links to
-    `$cbs` is the service's: neither is a reason to dead-letter a message.
-    """
+    """Return an error of `$cbs` with a condition that says if messages for the entity can be given up."""
+    # Only a refusal that names the entity is about messages: others are of the token, or of the links to `$cbs`.
     if isinstance(error, ConnectionLost) or refusal_of(error.condition) is not Refusal.DEAD_LETTER:
         return error
     if not isinstance(error, RequestRefused):

@@ -92,22 +92,7 @@ class Connection(asyncio.Protocol):
     async def open(
         cls, namespace: Namespace, *, event_hubs: bool = False, timeout: float = ANSWER_SECONDS
     ) -> Connection:
-        """Return an open connection.
-
-        Parameters
-        ----------
-        namespace
-            The host, its credential and its TLS options.
-        event_hubs
-            True for tokens with the scope of Event Hubs.
-        timeout
-            The longest wait, in seconds.
-
-        Raises
-        ------
-        ConnectionLost
-            The host cannot be reached, refuses the connection, or does not answer in time.
-        """
+        """Return an open connection; raises `ConnectionLost` if the host refuses it, or does not answer in time."""
         connection = cls(namespace, event_hubs=event_hubs)
         host, port = _host_and_port(namespace)
         try:
@@ -118,9 +103,6 @@ class Connection(asyncio.Protocol):
                     lambda: connection, host, port, ssl=tls, server_hostname=host if tls is not None else None
                 )
                 await connection._opened
-        except LinkError:
-            connection._release()
-            raise
         except (OSError, asyncio.TimeoutError) as error:
             connection._release()
             reason = str(error) or f"no answer within {timeout:g} s"
@@ -196,17 +178,15 @@ class Connection(asyncio.Protocol):
         if self.lost is not None:
             raise self.lost
         self._links[link.pointer] = link
-        link.open()
         try:
             async with deadline(timeout):
-                await link.wait_until_open()
+                await link.open()
         except asyncio.TimeoutError:
             link.close()
             raise LinkError("com.microsoft:timeout", f"the link was not answered within {timeout:g} s") from None
         return link
 
     def remove_link(self, link: Link) -> None:
-        """Pass no more events on to a link that was closed from this side."""
         self._links.pop(link.pointer, None)
 
     # --- input and output --------------------------------------------------------------------------------------------
@@ -236,17 +216,14 @@ class Connection(asyncio.Protocol):
             self.on_input_handled()
 
     def pause_reading(self) -> None:
-        """Stop reading from the socket."""
         if self._socket is not None and self._socket.is_reading():
             self._socket.pause_reading()
 
     @property
     def is_paused(self) -> bool:
-        """True while nothing is read from the socket."""
         return self._socket is not None and not self._socket.is_reading()
 
     def resume_reading(self) -> None:
-        """Read from the socket again."""
         if self._socket is not None and not self._socket.is_reading() and not self._socket.is_closing():
             self._socket.resume_reading()
 

@@ -95,13 +95,10 @@ class Link:
         """The size of the largest message that the peer takes; 0 if it set no limit."""
         return int(lib.pn_link_remote_max_message_size(self.pointer))
 
-    def open(self) -> None:
-        """Ask the peer to open the link, with the next output."""
+    async def open(self) -> None:
+        """Open the link; raises `LinkError` if the peer refuses it."""
         self._wrapper.open()
         self._connection.schedule_flush()
-
-    async def wait_until_open(self) -> None:
-        """Wait for the peer; raises `LinkError` if it refuses the link."""
         await self._opened
 
     def on_remote_open(self) -> None:
@@ -158,7 +155,6 @@ class Sender(Link):
         return int(lib.pn_link_credit(self.pointer))
 
     def send(self, message: bytes, context: Any) -> None:
-        """Send one message."""
         self._count += 1
         self._transfer(self._count.to_bytes(4, "big"), message, context)
 
@@ -190,7 +186,6 @@ class Sender(Link):
             self._events.on_outcome(context, state, error)
 
     def loop_time(self) -> float:
-        """Return the time of the connection's event loop."""
         return self._connection.loop.time()
 
     def oldest_unanswered(self) -> Any:
@@ -221,7 +216,6 @@ class Receiver(Link):
         return int(lib.pn_link_credit(self.pointer))
 
     def allow(self, more: int) -> None:
-        """Give the service credit for so many more messages."""
         self._draining = False
         lib.pn_link_flow(self.pointer, more)
         self._connection.schedule_flush()
@@ -300,7 +294,6 @@ class Receiver(Link):
 
 
 def error_of_condition(condition: Any) -> LinkError | None:
-    """Return the error that one of Proton's conditions holds, or None if it is not set."""
     if not lib.pn_condition_is_set(condition):
         return None
     return LinkError(_text(lib.pn_condition_get_name(condition)), _text(lib.pn_condition_get_description(condition)))

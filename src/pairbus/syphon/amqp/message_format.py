@@ -33,7 +33,6 @@ class BatchFormat:
         self.is_used = False
 
     def tag(self, number: int) -> bytes:
-        """Return the delivery tag for a batch."""
         self.is_used = True
         return self._prefix + number.to_bytes(4, "big")
 
@@ -64,7 +63,6 @@ def batch_head(session: str) -> bytes:
 
 
 def encode_batch(head: bytes, messages: list[bytes]) -> bytes:
-    """Return a batch: the head, and each encoded message as a data section."""
     return head + b"".join([_data_section(each) for each in messages])
 
 

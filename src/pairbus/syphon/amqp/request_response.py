@@ -76,7 +76,6 @@ class RequestClient:
         return sender, receiver
 
     def _replenish_credit(self) -> None:
-        """Give the node credit for a response to every pending request."""
         receiver = self._receiver
         if receiver is not None and (spare := receiver.credit - len(self._pending)) < _SPARE_CREDIT // 10:
             receiver.allow(_SPARE_CREDIT - spare)
@@ -89,26 +88,7 @@ class RequestClient:
     async def request(
         self, properties: dict[str, Any], body: Any, subject: str, timeout: float = ANSWER_SECONDS
     ) -> Any:
-        """Send a request and return the body of its response.
-
-        Parameters
-        ----------
-        properties
-            The application properties, among them the operation.
-        body
-            The value of the body.
-        subject
-            The name of what the request is about, for the error.
-        timeout
-            The longest wait for the response, in seconds.
-
-        Raises
-        ------
-        RequestRefused
-            The response has a status other than 2xx.
-        LinkError
-            There is no response.
-        """
+        """Return the body of the response; raises `LinkError`, or `RequestRefused` if the status is not 2xx."""
         sender, _ = await asyncio.shield(self.open_links(timeout))  # other requests wait for the same links
         request_id = str(uuid.uuid4())
         pending = self._pending[request_id] = self._connection.loop.create_future()
@@ -135,7 +115,6 @@ class RequestClient:
         return response.body
 
     def fail_pending(self, error: LinkError) -> None:
-        """Raise an error in every request that waits for a response."""
         for pending in self._pending.values():
             if not pending.done():
                 pending.set_exception(error)

@@ -28,10 +28,9 @@ _EMPTIED_ENOUGH = 2
 
 
 class DrainGoal:
-    """The messages that a backlog queue held when its drain began; those that are parked later are not part of it.
+    """The messages that a backlog queue held when its drain began: the first `count` in the order of their numbers.
 
-    The service hands messages out in the order of their sequence numbers, so the goal is the first `count` of them. If
-    another receiver has taken some of these, the goal extends past the last of them; it never falls short.
+    If another receiver has taken some of these, the goal extends past the last of them; it never falls short.
     """
 
     def __init__(self, count: int) -> None:
@@ -62,10 +61,7 @@ class DrainGoal:
 
 
 class EmptyCheck:
-    """The question to the service whether a backlog queue is empty, sent once nothing has moved for a moment.
-
-    Draining the credit is the question: the service sends what it has, then returns the rest of the credit.
-    """
+    """The question whether a backlog queue is empty: draining the credit, once nothing has moved for a moment."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_idle: Callable[[], None]) -> None:
         self._loop = loop
@@ -76,11 +72,9 @@ class EmptyCheck:
         self.asked_at: float | None = None
 
     def moved(self, now: float) -> None:
-        """Note that messages are moving."""
         self._idle_since = now
 
     def ask(self, receiver: Receiver, now: float) -> None:
-        """Drain the receiver's credit."""
         self.asked_at = now
         receiver.drain()
 
@@ -96,10 +90,8 @@ class EmptyCheck:
         self._on_idle()
 
     def is_overdue(self, now: float) -> bool:
-        """Return True if there was no answer for `ANSWER_SECONDS`, counted from the last movement.
-
-        While messages move the socket may be paused, with the answer unread in it.
-        """
+        """Return True if there was no answer for `ANSWER_SECONDS`, counted from the last movement."""
+        # While messages move the socket may be paused, with the answer unread in it.
         return self.asked_at is not None and now - max(self.asked_at, self._idle_since) > ANSWER_SECONDS
 
     def is_unanswered(self, now: float) -> bool:
@@ -112,7 +104,6 @@ class EmptyCheck:
         return was_asked
 
     def close(self) -> None:
-        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -130,16 +121,11 @@ class CompletionTracker:
 
     The run gives up after two rounds in a row that had errors and moved nothing, or when rounds without an error have
     moved nothing for `OUT_OF_REACH_SECONDS`: another receiver then holds the rest.
-
-    Parameters
-    ----------
-    clock
-        The time in seconds. The tracker takes its creation for the first movement, so create it when rounds begin.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._moved_at = clock()
+        self._moved_at = clock()  # the creation counts as a movement: create it when rounds begin
         self._failures = 0
         self._depth_at_first: dict[int, int] = {}
         self._moved: Counter[int] = Counter()
@@ -152,15 +138,7 @@ class CompletionTracker:
     def observe(
         self, queues: Iterable[QueueSummary], before: Mapping[int, int | None], after: Mapping[int, int | None]
     ) -> bool:
-        """Take in one round; return True if the run is over.
-
-        Parameters
-        ----------
-        queues
-            The summary of each queue's drain in this round alone.
-        before, after
-            Queue index -> depth before and after the round. None: unknown. Queues that `after` lacks are finished.
-        """
+        """Take in one round, with the depths before and after it (None: unknown); return True if the run is over."""
         queues = tuple(queues)
         moved = failed = 0
         for queue in queues:

@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pairbus.domain.conditions import MAX_UNKNOWN_DELIVERIES, MESSAGE_CONDITIONS, Refusal, refusal_of
-from pairbus.syphon.amqp.link import ACCEPTED, ConnectionLost, LinkError, Sender
+from pairbus.syphon.amqp.link import NO_OUTCOME, ConnectionLost, LinkError, Sender
 from pairbus.syphon.amqp.message_format import batch_head
 
 from .flow_control import SendWindow
@@ -43,7 +43,6 @@ class SessionQueue:
 
     @property
     def send_by(self) -> float:
-        """The time until which its first message may be sent."""
         return self.messages[0].send_by
 
 
@@ -57,19 +56,11 @@ class DeliveryEvents(Protocol):
 
 
 class Destination:
-    """One entity that messages are sent to in one pass.
-
-    Parameters
-    ----------
-    name
-        The entity as users know it, for rows, logs and errors.
-    path
-        Its address on `host`.
-    """
+    """One entity that messages are sent to in one pass."""
 
     def __init__(self, name: str, path: str, host: Host, window: SendWindow, events: DeliveryEvents) -> None:
-        self.name = name
-        self.path = path
+        #: The entity as users know it, for rows, logs and errors; and its address on the host.
+        self.name, self.path = name, path
         self._host = host
         self._window = window
         self._events = events
@@ -142,7 +133,6 @@ class Destination:
             self.attach(sender)
 
     def attach(self, sender: Sender) -> None:
-        """Send over this link from now on."""
         self._sender = sender
         self.send_waiting()
 
@@ -167,7 +157,6 @@ class Destination:
             credit -= sent > 0
 
     def _send_session(self, sender: Sender, queue: SessionQueue, most: int, room: int, now: float) -> int:
-        """Send the next batch of a session; return its number of messages."""
         sent = 0
         while queue.messages and not sent:
             sent = self._send_batch(sender, queue.messages, queue.head, most, room, now)
@@ -179,7 +168,8 @@ class Destination:
         """Send the first message and as many behind it as fit into a batch with it; return how many were sent."""
         first: InFlightMessage = messages.popleft()
         if first.size > most:
-            self._refuse_size(first, most)
+            why = f"the message has {first.size} bytes, the limit is {most}"
+            self._refuse(first, LinkError("amqp:link:message-size-exceeded", why))
             return 0
         first.sent_at = now
         if messages and self._host.takes_batches and not first.sent_alone:
@@ -207,10 +197,6 @@ class Destination:
         sender.send(first.message, first)
         return 1
 
-    def _refuse_size(self, message: InFlightMessage, most: int) -> None:
-        description = f"the message has {message.size} bytes, the limit is {most}"
-        self._refuse(message, LinkError("amqp:link:message-size-exceeded", description))
-
     def _resume_session(self, session: str) -> None:
         """Queue the rest of a session whose batch was answered."""
         queue = self._sessions.get(session)
@@ -227,22 +213,19 @@ class Destination:
         batch: list[InFlightMessage] = context if type(context) is list else [context]
         size = self._remove_in_flight(batch)
         session = batch[0].session
-        if state == ACCEPTED:
+        if error is None:  # accepted
             sender = self._sender
             self._window.accepted(len(batch), 0.0 if sender is None else sender.loop_time() - batch[0].sent_at, size)
             for message in batch:
                 self._events.accepted(message)
             if session is not None:
                 self._resume_session(session)
-        elif not state:
-            assert error is not None
+        elif state == NO_OUTCOME:
             self._doubt(batch, error)
             self.fail(error)
         elif len(batch) > 1:
-            assert error is not None
             self._batch_refused(batch, error)
         else:
-            assert error is not None
             self._message_refused(batch[0], error)
         if self._waiting:
             self.send_waiting()

@@ -1,7 +1,6 @@
 """The drain of one backlog queue: pass after pass, until it is empty or holds only messages that no destination takes.
 
-A pass (`drain_pass.py`) has connections of its own. If they are lost, the next pass opens others, after a pause that
-doubles while no message is moved.
+Each pass has connections of its own. If they are lost, the next one opens others.
 """
 
 from __future__ import annotations
@@ -57,11 +56,9 @@ class DrainOptions:
     budget: float | None = 30.0
     #: The number of messages to move, those that are in the queue first. None: also those that are parked meanwhile.
     goal: int | None = None
-    #: Seconds between two passes over the queue.
     retry_interval: float = 1.0
     #: `deliver` or `dead-letter`, for a message whose time to live ended in the backlog.
     late: str = "deliver"
-    #: The most messages a second.
     max_rate: float | None = None
     #: Seconds that a destination may leave a message unanswered.
     answer_timeout: float = 15.0
@@ -71,7 +68,6 @@ class DrainOptions:
 
     @classmethod
     def of(cls, config: SyphonConfig, **more: Any) -> DrainOptions:
-        """Return the options in a configuration, and `more` that it cannot know."""
         return cls(
             window_messages=config.window_messages,
             window_bytes=config.window_bytes,
@@ -107,14 +103,7 @@ def drain_queue(
     options: DrainOptions | None = None,
     stop: Callable[[], bool] = never,
 ) -> QueueSummary:
-    """Drain one backlog queue until it is empty, its goal is moved, the budget is over, or `stop` returns True.
-
-    Returns
-    -------
-    QueueSummary
-        The counts, and the error if there was one; a drain raises none. A queue that holds only held messages counts
-        as empty, and so does one whose goal was moved.
-    """
+    """Drain one backlog queue until it is empty, its goal is moved, the budget is over, or `stop` returns True."""
     drain = Drain(primary, secondary, event_hubs, queue_index, journal, options or DrainOptions(), stop)
     with relaxed_gc():
         return asyncio.run(drain.run())
@@ -178,11 +167,7 @@ class Drain:
         return self._summary(time.monotonic() - began, is_empty, error)
 
     async def _journal_error(self, writer: JournalWriter) -> str | None:
-        """Return the error that keeps rows from being written.
-
-        A message that is sent and not recorded is not settled, so it is sent again: with a full disk each drain would
-        deliver a window of messages anew.
-        """
+        """Return the error that keeps rows from being written: without them each drain would deliver a window anew."""
         try:
             await writer.prepare()
         except Exception as error:  # whatever a store raises
@@ -190,7 +175,6 @@ class Drain:
         return None
 
     async def _run_passes(self, writer: JournalWriter) -> tuple[PassState, str | None]:
-        """Run passes; return the state and the error of the last one."""
         loop = asyncio.get_running_loop()
         schedule = PassSchedule(self.options.retry_interval)
         last, error = PassState(), None
@@ -275,7 +259,7 @@ class Drain:
         refused = [(name, reason) for name, reason in reasons if reason in self.credential_refusals]
         if refused and error is None:
             name, reason = min(refused)
-            error = f"this syphon is not let in, see [primary] (or [event_hubs]): {name}: {reason}"
+            error = f"the credential of [primary] (or [event_hubs]) is refused: {name}: {reason}"
         return QueueSummary(
             queue_index=self.queue_index,
             received=self.received,
@@ -298,11 +282,8 @@ class Drain:
             await asyncio.sleep(min(_POLL_SECONDS, seconds))
 
     async def _watch_for_stop(self, deadline: float | None) -> None:
-        """Set `stopping` when the budget is over or `stop` returns True.
-
-        `stop` may read a file on a remote disk that does not answer, so it runs on a thread and the budget does not
-        wait for it.
-        """
+        """Set `stopping` when the budget is over, or `stop` returns True."""
+        # On a thread, as it may read a file on a remote disk that does not answer. The budget does not wait for it.
         asking: asyncio.Task[bool] | None = None
         try:
             while True:

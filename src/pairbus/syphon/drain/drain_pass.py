@@ -316,7 +316,6 @@ class DrainPass:
     def _refuse_unreadable(
         self, message: InFlightMessage, raw: bytes, error: EnvelopeError, wall: float
     ) -> InFlightMessage:
-        """Dead-letter a message whose envelope cannot be read."""
         found = facts(raw)
         message.set_facts(found)
         message.message_id = message_id(raw)
@@ -354,7 +353,6 @@ class DrainPass:
         self._free(message)
 
     def _free(self, message: InFlightMessage) -> None:
-        """Free the bytes of a message, which are not needed any more."""
         if message.message:
             self._window.buffered_bytes -= message.size
             message.message = b""
@@ -401,7 +399,6 @@ class DrainPass:
     # --- settling ----------------------------------------------------------------------------------------
 
     def _settle(self, decided: list[InFlightMessage]) -> None:
-        """Complete or dead-letter messages whose rows are durable."""
         receiver = self._receiver
         if receiver is not None and receiver.closed is None:
             for message in decided:

@@ -18,10 +18,7 @@ _PROMPT_SECONDS = 3.0
 
 
 class SendWindow:
-    """The number of messages that may be in flight to one destination; a large message counts as several.
-
-    A drain keeps it from pass to pass.
-    """
+    """The number of messages that may be in flight to one destination; a large message counts as several."""
 
     def __init__(self, maximum: int) -> None:
         self._maximum = maximum
@@ -61,15 +58,11 @@ class SendWindow:
 
 
 class RateLimiter:
-    """A token bucket: at most so many messages a second, spread evenly.
-
-    It holds a tenth of a second's messages and one. It starts with that one, so that the smallest rate moves a message
-    in the shortest drain.
-    """
+    """A token bucket: at most so many messages a second, spread evenly."""
 
     def __init__(self, per_second: float | None, now: float) -> None:
         self._per_second = per_second
-        self._tokens = 1.0
+        self._tokens = 1.0  # so that the smallest rate moves a message in the shortest drain
         self._filled_at = now
 
     def take(self, wanted: int, now: float) -> int:
@@ -90,11 +83,6 @@ class ReceiveWindow:
     It starts small and grows with each window that was settled (three round trips), up to the maximum, and never beyond
     what is settled in a quarter of a lock's time. A near destination needs no more than `_ENOUGH`; a far one gets as
     many as fill the line. A larger window would cost memory, and repeats after a crash.
-
-    Parameters
-    ----------
-    maximum, maximum_bytes
-        Bounds of what is in flight. At times twice as many bytes are buffered.
     """
 
     _FIRST, _FIRST_SMALL = 64, 512
@@ -195,10 +183,8 @@ class ServiceClock:
         return min(locked_until / 1000 - self.time(now), self.lock_seconds)
 
     def seconds_since(self, when: int, now: float) -> float:
-        """Return the seconds since a time in milliseconds since 1970, by the clock that shows fewer.
-
-        The estimate of the service's clock is no better than that of the lock duration.
-        """
+        """Return the seconds since a time in milliseconds since 1970, by the clock that shows fewer."""
+        # The estimate of the service's clock is no better than that of the lock duration.
         return min(self.time(now), now) - when / 1000
 
     def time(self, now: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pairbus.domain.envelope import Facts, Restored
@@ -18,55 +19,46 @@ _ANSWER_SHARE = 0.85
 _NEVER = float("inf")
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class InFlightMessage:
     """One message that was received from the backlog queue and is not settled yet."""
 
-    __slots__ = (
-        "answer_by", "delivery", "delivery_count", "description", "destination", "is_abandoned", "message",
-        "message_id", "outcome", "parked_at", "reason", "received_size", "send_by", "sent_alone", "sent_at",
-        "sequence", "session", "size",
-    )  # fmt: skip
-
-    def __init__(self, delivery: Any, received_size: int) -> None:
-        self.delivery = delivery
-        #: Bytes as received from the backlog, and as sent to the destination.
-        self.received_size = received_size
-        self.size = 0
-        #: The encoded message; emptied once it is not needed any more.
-        self.message = b""
-        self.destination: str | None = None
-        self.sequence = -1
-        self.message_id: str | None = None
-        self.session: str | None = None
-        self.parked_at: int | None = None
-        self.delivery_count = 0
-        #: Times by the event loop's clock: when it was sent, until when it may be sent, and until when an answer is of
-        #: use.
-        self.sent_at = self.send_by = self.answer_by = 0.0
-        #: True once it was given back to the backlog queue.
-        self.is_abandoned = False
-        #: True if it must not share a batch: one with it was refused, or it has a partition key (a batch goes to one
-        #: partition).
-        self.sent_alone = False
-        #: The outcome, once it is decided, with the reason and the description for its row.
-        self.outcome: Outcome | None = None
-        self.reason: str | None = None
-        self.description: str | None = None
+    delivery: Any
+    #: Bytes as received from the backlog, and as sent to the destination.
+    received_size: int
+    size: int = 0
+    #: The encoded message; emptied once it is not needed any more.
+    message: bytes = b""
+    destination: str | None = None
+    sequence: int = -1
+    message_id: str | None = None
+    session: str | None = None
+    parked_at: int | None = None
+    delivery_count: int = 0
+    #: Times by the event loop's clock: when it was sent, until when it may be sent, and until when an answer is of use.
+    sent_at: float = 0.0
+    send_by: float = 0.0
+    answer_by: float = 0.0
+    #: True once it was given back to the backlog queue.
+    is_abandoned: bool = False
+    #: True if it must not share a batch: one with it was refused, or it has a partition key of its own.
+    sent_alone: bool = False
+    #: The outcome, once it is decided, with the reason and the description for its row.
+    outcome: Outcome | None = None
+    reason: str | None = None
+    description: str | None = None
 
     def set_facts(self, facts: Facts) -> None:
-        """Take over the broker's annotations."""
         self.sequence = -1 if facts.sequence_number is None else facts.sequence_number
         self.parked_at, self.delivery_count = facts.enqueued_at, facts.delivery_count
 
     def set_content(self, restored: Restored) -> None:
-        """Take over the message as it is sent, and the broker's annotations."""
         self.set_facts(restored.facts)
         self.message, self.size = restored.message, len(restored.message)
         self.message_id, self.session = restored.message_id, restored.session_id
         self.sent_alone = restored.has_partition_key and restored.session_id is None
 
     def set_deadlines(self, now: float, lock_seconds: float) -> None:
-        """Derive the deadlines from the seconds that its lock still lasts."""
         self.send_by, self.answer_by = now + lock_seconds * _SEND_SHARE, now + lock_seconds * _ANSWER_SHARE
 
     @property
@@ -76,10 +68,7 @@ class InFlightMessage:
 
 
 class HeldMessages:
-    """The messages that a pass holds back, locked, because their destinations do not take them now.
-
-    They are given back at the end of the pass, or before their locks end.
-    """
+    """Messages that a pass holds back, locked, until it ends or their locks are about to: no destination takes them."""
 
     def __init__(self) -> None:
         self._messages: list[InFlightMessage] = []
@@ -106,6 +95,6 @@ class HeldMessages:
         messages = [*abandoned, *self._messages]
         name, count = Counter(message.destination for message in messages).most_common(1)[0]
         return (
-            f"{len(messages)} messages are held back ({count} of them for {name}); what lies behind them was not "
-            "looked at"
+            f"{len(messages)} messages are held back ({count} of them for {name}); messages behind them were not "
+            "checked"
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pairbus.domain.outcome import Row, Rows
-from pairbus.runtime import bounded_call as bounds
+from pairbus.runtime import bounded_call
 from pairbus.runtime.bounded_call import CallThread, deadline
 
 from .in_flight import InFlightMessage
@@ -22,10 +22,7 @@ class JournalPort(Protocol):
 
 
 class JournalWriter:
-    """A journal, called from one thread, in the order in which rows were decided.
-
-    A call that exceeds its deadline has failed, and its thread is left behind.
-    """
+    """A journal, called from one thread; a call that exceeds its deadline has failed, and the thread is left behind."""
 
     def __init__(self, journal: JournalPort) -> None:
         self._journal = journal
@@ -38,7 +35,7 @@ class JournalWriter:
         await self._called(lambda: self._journal.write(Rows.of(rows)))
 
     async def _called(self, call: Callable[[], None]) -> None:
-        seconds = bounds.JOURNAL_SECONDS
+        seconds = bounded_call.JOURNAL_SECONDS
         try:
             async with deadline(seconds):
                 await self._thread.call(call)
@@ -52,15 +49,7 @@ class JournalWriter:
 
 
 class JournalBatcher:
-    """The rows of one pass, written in batches.
-
-    Parameters
-    ----------
-    on_written
-        Called with the messages whose rows are durable, to settle them.
-    on_failed
-        Called once, with the error, if the journal cannot be written; nothing more is written then.
-    """
+    """The rows of one pass, written in batches; `on_failed` gets the error after which nothing more is written."""
 
     def __init__(
         self,

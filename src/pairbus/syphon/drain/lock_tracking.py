@@ -49,21 +49,11 @@ class LockedMessages:
     def pass_ended(
         self, now: float, lock_seconds: float, unsettled: Sequence[tuple[int, SessionKey | None]], unseen: bool
     ) -> None:
-        """Note the messages that a pass has left locked.
-
-        Parameters
-        ----------
-        lock_seconds
-            The duration of a lock; 0 if the pass has not seen one, then that of an earlier pass counts.
-        unsettled
-            Sequence number and session of each message that was received and not settled. No session: it was sent.
-        unseen
-            True if the service may have sent messages that were not received.
-        """
+        """Note the messages that a pass has left locked; `unseen` if some were sent and perhaps not received."""
         self._lock_seconds = lock_seconds or self._lock_seconds
         if not unsettled and not unseen:
             return
-        for sequence, session in unsettled:
+        for sequence, session in unsettled:  # no session: it was sent
             self._forget(sequence)
             self._messages[sequence] = session
             if session is not None:
@@ -78,7 +68,6 @@ class LockedMessages:
         self._until = now + lock_seconds + _MARGIN_SECONDS
 
     def received(self, sequence: int) -> None:
-        """Note a received message."""
         if not self._suspects_gaps:
             self._reached = max(self._reached, sequence)
         elif sequence == self._reached + 1:
@@ -95,10 +84,7 @@ class LockedMessages:
                 del self._sessions[session]
 
     def blocks(self, message: InFlightMessage) -> bool:
-        """Return True if an earlier message of its session is locked, or may be: then the pass sends none of it.
-
-        The message must have a session.
-        """
+        """Return True if an earlier message of its session is, or may be, locked: then the pass sends none of it."""
         self.has_sessions = True
         if not (self._blocked or self._sessions or self._suspects_gaps):
             return False

@@ -70,27 +70,21 @@ class PassState:
     ends_since: float = 0.0
 
     def connected(self) -> PassState:
-        """Return the state once both namespaces are reached."""
         return replace(self, phase=Phase.DRAINING) if self.phase is Phase.CONNECTING else self
 
     def end(self, reason: EndReason, now: float, error: str | None = None) -> PassState:
-        """Return the state after a reason to end the pass.
-
-        The first reason stays the reason, and the first error the error: later ones are mostly consequences. A journal
-        that cannot be written replaces both, as nothing may be settled then. An orderly reason changes nothing in a
-        pass that is ending already.
-        """
+        """Return the state after a reason to end the pass."""
         is_ending = self.reason is not None
         if reason.is_orderly and is_ending:
             return self
         phase = Phase.ENDING if reason.is_orderly else Phase.FINISHED
         since = self.ends_since if is_ending else now
-        if reason is EndReason.JOURNAL_FAILED:
+        if reason is EndReason.JOURNAL_FAILED:  # comes first, as nothing may be settled then
             return PassState(phase, reason, error, since)
+        # The first ones stay: later ones are mostly consequences.
         return PassState(phase, self.reason or reason, self.error or error, since)
 
     def finished(self) -> PassState:
-        """Return the state once nothing is in flight."""
         return replace(self, phase=Phase.FINISHED)
 
     def is_overdue(self, now: float) -> bool:
@@ -110,30 +104,17 @@ class PassState:
 
 
 class PassSchedule:
-    """The decision after each pass of a drain: a pause before the next one, or the end.
-
-    Parameters
-    ----------
-    retry_interval
-        Seconds between two passes that both moved messages. Each pass that moved none doubles the pause.
-    """
+    """The decision after each pass: a pause before the next, doubled for each that moves nothing, or to give up."""
 
     def __init__(self, retry_interval: float) -> None:
         self._backoff = Backoff(retry_interval, _LONGEST_PAUSE)
         self._fruitless = self._failures = 0
 
     def pause_after(self, *, moved: bool, failed: bool, found_empty: bool, seconds_locked: float) -> float | None:
-        """Return the seconds until the next pass, None to give up.
-
-        Parameters
-        ----------
-        moved, failed, found_empty
-            True if the pass moved messages, had an error, has seen the queue empty.
-        seconds_locked
-            The seconds until messages return that lost links have left locked. They are waited for, unless passes fail.
-        """
+        """Return the seconds until the next pass, None to give up."""
         self._fruitless = 0 if moved else self._fruitless + 1
         self._failures = self._failures + 1 if failed and not moved else 0
+        # Messages that lost links have left locked are waited for, unless passes fail.
         if self._failures >= _MOST_FRUITLESS or (self._fruitless >= _MOST_FRUITLESS and not seconds_locked):
             return None
         pause = self._backoff.pause(self._fruitless)

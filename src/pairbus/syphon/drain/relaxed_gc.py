@@ -14,9 +14,7 @@ _THRESHOLD = 200_000
 def relaxed_gc() -> Iterator[None]:
     """Run the garbage collector rarely, in a process that does nothing but drain.
 
-    A drain has tens of thousands of objects that live for a fraction of a second and form no cycles. The collector
-    would spend a tenth of the CPU time on walking over them. A collector that is switched off or relaxed further is
-    left as it is.
+    It would spend a tenth of the CPU time on walking over tens of thousands of short-lived objects without cycles.
     """
     before = gc.get_threshold()
     if not gc.isenabled() or before[0] >= _THRESHOLD:

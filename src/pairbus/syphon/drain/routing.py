@@ -38,7 +38,6 @@ class Host:
 
     def __init__(self, namespace: Namespace, timeout: float, *, event_hubs: bool = False) -> None:
         self.namespace = namespace
-        #: Seconds that any answer may take.
         self.timeout = timeout
         self._event_hubs = event_hubs
         #: False for Event Hubs, which gives a batch to one partition: events that were sent singly must stay single.
@@ -53,10 +52,7 @@ class Host:
         return path.partition("/Partitions/")[0] if self._event_hubs else path
 
     async def connection(self) -> Connection:
-        """Return the connection of this pass, opened once.
-
-        Raises `LinkError` if the host cannot be reached; it is not tried again in this pass.
-        """
+        """Return the connection of this pass, opened once; `LinkError` if that failed: it is not tried again."""
         async with self._lock:
             if self._error is not None:
                 raise self._error

@@ -14,23 +14,14 @@ from .storage_port import TEMPORARY, FileEntry, FrameWriter, errors_naming
 
 
 class ArrowStorage:
-    """A `Storage` in a store of Arrow. Journals are folders of segments.
-
-    Parameters
-    ----------
-    filesystem
-        A `pyarrow.fs.FileSystem`.
-    folder
-        The path of the folder in it.
-    atomic
-        True if the store shows an object only once it is whole. Otherwise files are published by a rename.
-    """
+    """A `Storage` in a `pyarrow.fs.FileSystem`, whose journals are folders of segments."""
 
     publishes_exclusively = False
 
     def __init__(self, filesystem: Any, folder: str, atomic: bool) -> None:
         self._filesystem = filesystem
         self._folder = folder
+        #: True if the store shows an object only once it is whole. Otherwise files are published by a rename.
         self._atomic = atomic
 
     def location(self, name: str) -> str:

@@ -29,9 +29,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from .journal import read_rows
+from .journal import find_journal
 from .process_mark import ProcessMark
-from .row_format import SCHEMA
+from .row_format import SCHEMA, decode_rows
 from .run_state import (
     ALIVE,
     DONE,
@@ -69,14 +69,12 @@ class Fold:
 
 
 def read_parts(parts: Iterable[tuple[str, int, int]]) -> Iterator[Any]:
-    """Yield the rows of some parts of a fold, as record batches with `SCHEMA`. Can be called on an executor.
-
-    Raises OSError if a journal was removed, for its rows may be nowhere else. If another syphon removed it because it
-    has folded the same version, the ledger skips the fold when it is written again.
-    """
+    """Yield the rows of some parts of a fold, as record batches with `SCHEMA`, on a driver or an executor."""
+    # If another syphon has removed a journal because it has folded the same version, the ledger skips the repetition.
     for path, start, end in parts:
         folder, name = split(path)
-        table = pa.Table.from_batches(read_rows(storage_at(folder), name, start, end), SCHEMA)
+        payloads = find_journal(storage_at(folder), name).payloads(start, end)
+        table = pa.Table.from_batches(decode_rows(payloads), SCHEMA)
         yield from table.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
 
 
@@ -85,28 +83,14 @@ class OtherRun:
     """A run of another process, as `runs_to_fold` needs to know it."""
 
     name: str
-    #: True if the run has ended in order.
     is_done: bool
     #: True if the run is done, or its process is taken for dead.
     is_over: bool
-    #: True if the run folds journals.
     folds: bool
 
 
 def runs_to_fold(own: str, earlier: Sequence[str], others: Sequence[OtherRun], *, exclusive: bool) -> list[str]:
-    """Return the names of the runs that a run may fold now.
-
-    Parameters
-    ----------
-    own
-        The run that asks.
-    earlier
-        The runs before it on the same checkpoint.
-    others
-        All other runs.
-    exclusive
-        True if of two processes that plan the same fold only one takes effect.
-    """
+    """Return the names of the runs that `own` may fold now; `exclusive` if only one of two equal plans takes effect."""
     over = [run.name for run in others if run.is_over]
     rivals = [run.name for run in others if run.folds and not run.is_over]
     if own == min([own, *rivals]):
@@ -115,20 +99,11 @@ def runs_to_fold(own: str, earlier: Sequence[str], others: Sequence[OtherRun], *
 
 
 class JournalFolder:
-    """The journals below one root, and the run that writes and folds them. Used by one thread at a time.
-
-    Parameters
-    ----------
-    root
-        The path or URI of the folder that holds the runs.
-    clock
-        Seconds since 1970.
-    folds
-        False for a service that has no ledger: other processes fold its journals.
-    """
+    """The journals below one root, and the run that writes and folds them. Used by one thread at a time."""
 
     def __init__(self, root: str, clock: Callable[[], float] = time.time, *, folds: bool = True) -> None:
         self._root = root
+        #: False for a service that has no ledger: other processes fold its journals.
         self._folds = folds
         self._storage = storage_at(root)
         self._clock = clock
@@ -144,22 +119,12 @@ class JournalFolder:
 
     @property
     def location(self) -> str:
-        """The folder, for log lines and errors."""
         return self._storage.location("").rstrip("/")
 
     def begin(self, run: str, previous: str | None) -> None:
-        """Begin a run.
-
-        Write the run to the checkpoint after this has returned, not before. Otherwise a driver that dies in between
-        leaves no way back to the previous run, and its rows are not folded before an hour has passed.
-
-        Parameters
-        ----------
-        run
-            A name for the run: letters, digits, - and _.
-        previous
-            The run that the same checkpoint named before, so its process is dead.
-        """
+        """Begin a run; `previous` is the run that the same checkpoint named before, so its process is dead."""
+        # The caller writes the run to the checkpoint after this. A driver that dies in between, the other way round,
+        # would leave no way back to the previous run, whose rows would wait for an hour.
         if not _RUN_NAME.fullmatch(run):
             raise ValueError(f"a run's name is letters, digits, - and _, not {run!r}")
         previous = None if previous == run else previous
@@ -186,12 +151,7 @@ class JournalFolder:
         )
 
     def plan(self) -> list[Fold]:
-        """Return the folds to write to the ledger now, at most one for each run; empty if there are no new rows.
-
-        A fold that was planned and is not marked as folded comes first and unchanged.
-
-        Raises `UnreadableRunStateError` if the state of the own run is damaged, OSError if the storage fails.
-        """
+        """Return the folds to write to the ledger now, at most one for each run; a fold not yet marked comes again."""
         own = self._begun()
         self._write_process_mark(own)
         runs = self._list_runs()
@@ -207,7 +167,7 @@ class JournalFolder:
             except UnreadableRunStateError as error:
                 if name == own:
                     raise
-                log.error("the journals of run %s are left alone: %s", name, error)
+                log.error("journals of run %s not folded: %s", name, error)
                 continue
             if fold is not None:
                 (planned if is_new else pending).append(fold)
@@ -260,7 +220,6 @@ class JournalFolder:
         self._storage.put(f"{run}/{ALIVE}", ProcessMark.own().encode())
 
     def _is_dead(self, run: RunState) -> bool:
-        """Return True if the process of a run is known to have ended."""
         try:
             return ProcessMark.decode(self._storage.read(run.path(ALIVE))).is_dead()
         except (OSError, ValueError):  # removed, or half written
@@ -286,7 +245,6 @@ class JournalFolder:
         return [name for name in wanted if name in runs]
 
     def _is_over(self, run: RunState, now: int) -> bool:
-        """Return True if the process of a run is taken for dead."""
         if _is_stale(run.changed_at, now):
             return True
         # Two containers may share a host name. A run wrongly taken for dead is harmless only where plans are exclusive.

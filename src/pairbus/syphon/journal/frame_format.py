@@ -21,7 +21,6 @@ _CHECKED = struct.Struct("<4sI")
 
 
 def encode_frame(magic: bytes, payload: bytes) -> bytes:
-    """Return the payload with its frame header in front."""
     return b"".join((_HEADER.pack(magic, len(payload), _checksum(magic, payload)), payload))
 
 
@@ -45,17 +44,13 @@ def _frame_at(data: memoryview, offset: int) -> tuple[bytes, int, int] | None:
 
 @dataclass(slots=True)
 class FrameReader:
-    """An iterator over the payloads of the data frames in some bytes.
-
-    It stops at the first frame that is not whole, or at the end frame. Its attributes are final after the iteration.
-    """
+    """An iterator over the payloads of the whole data frames in some bytes; its attributes are final after it."""
 
     data: bytes
     #: Offset behind the last whole frame of any kind.
     end: int = 0
     #: Offset behind the last whole data frame.
     data_end: int = 0
-    #: True if the end frame was read.
     finished: bool = False
 
     def __iter__(self) -> Iterator[memoryview]:
@@ -70,7 +65,6 @@ class FrameReader:
 
     @property
     def torn(self) -> bool:
-        """True if bytes follow the last whole frame."""
         return self.end < len(self.data)
 
     @property

@@ -121,7 +121,8 @@ class GrowingFile:
         yield from frames
         if start + frames.end < end:
             path = self._storage.location(self._name)
-            log.warning("%s was readable to byte %d, now to %d only", path, end, start + frames.end)
+            whole = start + frames.end
+            log.warning("%s was readable to byte %d, now to byte %d; the rows behind are skipped", path, end, whole)
 
     def delete(self, *, finished: bool) -> None:
         # A writer that goes on notices that its file was removed.

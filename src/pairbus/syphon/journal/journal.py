@@ -1,9 +1,7 @@
 """The write-ahead journal: rows of the ledger, made durable before their messages leave the backlog.
 
-A journal is a sequence of frames (see `frame_format`). Each can be read alone: its payload holds rows and all that they
-share (see `row_format`). The storage decides between one file that grows (`growing_file`) and a folder of files
-(`segments`). A killed process or a full disk may leave a torn frame at the end. It is recognised and never read: the
-write of it was not reported as durable.
+A journal is a sequence of frames (`frame_format`) of rows (`row_format`), in one file that grows (`growing_file`) or a
+folder of files (`segments`). A killed process or a full disk may leave a torn frame at the end, which is never read.
 """
 
 from __future__ import annotations
@@ -13,11 +11,7 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
-
-import pyarrow as pa
+from collections.abc import Sequence
 
 from pairbus.domain.outcome import Head, Rows
 from pairbus.runtime import bounded_call
@@ -25,9 +19,9 @@ from pairbus.runtime.bounded_call import call_with_deadline
 
 from .frame_format import DATA, encode_frame
 from .growing_file import GrowingFile
-from .row_format import SCHEMA, RowEncoder, decode_rows
+from .row_format import RowEncoder
 from .segments import SegmentFolder
-from .storage import split, storage_at
+from .storage import storage_at
 from .storage_port import FrameWriter, Storage, StoredJournal
 
 log = logging.getLogger("pairbus.syphon.journal")
@@ -36,21 +30,12 @@ SUFFIX = ".journal"
 
 
 def open_journal(folder: str, head: Head) -> Journal:
-    """Return a new journal in the folder of a run.
+    """Return a new journal in the folder or URI of a run, which the first write creates."""
 
-    Parameters
-    ----------
-    folder
-        A path or a URI. Nothing is created there before the first write.
-    head
-        The values that all rows of the journal share.
+    def new_name() -> str:
+        return f"{head.queue_index}-{head.batch}-{head.attempt}-{secrets.token_hex(4)}{SUFFIX}"
 
-    Raises
-    ------
-    OptionError
-        If the URI names no storage that can keep a journal.
-    """
-    return Journal(head, storage_at(folder).new_journal(lambda: journal_name(head)))
+    return Journal(head, storage_at(folder).new_journal(new_name))
 
 
 class Journal:
@@ -63,10 +48,7 @@ class Journal:
         self._writing = threading.Lock()
 
     def write(self, rows: Rows) -> None:
-        """Append rows; they are durable when this returns.
-
-        Raises OSError with the path of the file. The journal can be used again after that.
-        """
+        """Append rows; they are durable when this returns. After an OSError the journal can be used again."""
         if self._closed:
             raise ValueError("the journal is closed")
         if not len(rows):
@@ -75,20 +57,14 @@ class Journal:
             self._writer.append(encode_frame(DATA, self._encoder.encode(rows)))
 
     def prepare(self) -> None:
-        """Check that the storage takes rows, before a message is sent that needs one.
-
-        Raises OSError with the path of the file.
-        """
+        """Check that the storage takes rows, before a message is sent that needs one; raises OSError."""
         # Arrow imports pandas with the first array, which takes a second. No message should be locked during that.
         self._encoder.encode(Rows())
         with self._writing:
             self._writer.prepare()
 
     def close(self) -> None:
-        """Mark the journal as finished. A journal without rows leaves no file behind.
-
-        Raises OSError if a write that nothing waits for any more is still running.
-        """
+        """Mark the journal as finished; OSError if an abandoned write is still under way."""
         if self._closed:
             return
         self._closed = True
@@ -112,55 +88,15 @@ def close_journal(journal: Journal, queue_index: int) -> None:
         )
 
 
-def journal_name(head: Head) -> str:
-    """Return a unique name for a journal."""
-    return f"{head.queue_index}-{head.batch}-{head.attempt}-{secrets.token_hex(4)}{SUFFIX}"
-
-
 def stored_journal(storage: Storage, name: str, segments: Sequence[str]) -> StoredJournal:
-    """Return a journal for reading: a folder of `segments`, or one file if there are none.
-
-    The layout depends on the files alone, so any storage can read what another wrote.
-    """
+    """Return a journal for reading: a folder of `segments`, or one file if there are none, on any storage."""
     return SegmentFolder(storage, name, segments) if segments else GrowingFile(storage, name)
 
 
 def find_journal(storage: Storage, name: str) -> StoredJournal:
-    """Return a journal for reading, or raise FileNotFoundError."""
     if storage.is_file(name):
         return GrowingFile(storage, name)
     segments = [each.name for each in storage.files(name)]
     if not segments:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), storage.location(name))
     return SegmentFolder(storage, name, segments)
-
-
-@dataclass(frozen=True, slots=True)
-class JournalPart:
-    """The rows of a journal from some position on."""
-
-    #: An Arrow table with `SCHEMA`.
-    table: Any
-    #: The position behind the rows, see `Extent.end`.
-    end: int
-    #: True if the journal was closed, so it never grows again.
-    finished: bool
-    #: True if bytes follow the last whole frame.
-    torn: bool
-
-
-def read_journal(path: str, start: int = 0) -> JournalPart:
-    """Return the rows of a journal behind `start`, which is 0 or the `end` of an earlier part.
-
-    A torn frame at the end is left out. Raises FileNotFoundError if there is no journal.
-    """
-    folder, name = split(path)
-    journal = find_journal(storage_at(folder), name)
-    extent = journal.measure(start)
-    table = pa.Table.from_batches(decode_rows(journal.payloads(start, extent.end)), SCHEMA)
-    return JournalPart(table, extent.end, extent.finished, extent.torn)
-
-
-def read_rows(storage: Storage, name: str, start: int, end: int) -> Iterator[Any]:
-    """Yield the rows between two positions of a journal, as record batches with `SCHEMA`."""
-    yield from decode_rows(find_journal(storage, name).payloads(start, end))

@@ -126,7 +126,6 @@ class LocalStorage:
         self.sync_folder(above)
 
     def sync_folder(self, folder: str) -> None:
-        """Make the entries of a folder durable."""
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             self._sync(descriptor)
@@ -158,8 +157,6 @@ def _link(temporary: str, path: str) -> None:
     """Give a whole file its final name, or raise FileExistsError if the name is taken."""
     try:
         os.link(temporary, path)
-    except FileExistsError:
-        raise
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise

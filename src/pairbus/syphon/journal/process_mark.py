@@ -19,7 +19,6 @@ class ProcessMark:
 
     @classmethod
     def own(cls) -> ProcessMark:
-        """Return the mark of this process."""
         return cls(socket.gethostname(), os.getpid(), process_birth(os.getpid()))
 
     @classmethod
@@ -29,7 +28,6 @@ class ProcessMark:
         return cls(host, int(pid), birth[0] if birth else None)
 
     def encode(self) -> bytes:
-        """Return the content of the file."""
         return f"{self.host} {self.pid} {self.birth or ''}".rstrip().encode() + b"\n"
 
     def is_dead(self) -> bool:
@@ -49,10 +47,8 @@ class ProcessMark:
 
 
 def process_birth(pid: int) -> str | None:
-    """Return the boot and the clock tick in which a process began; None where /proc does not tell them.
-
-    With the process id it names one process. The id alone is used again: in every container the first process is 1.
-    """
+    """Return the boot and the clock tick in which a process began; None where /proc does not tell them."""
+    # The process id alone is used again: in every container the first process is 1.
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         # The fields are counted from behind the name, which is in parentheses and may hold any character.

@@ -58,7 +58,6 @@ class RowEncoder:
         self._preface = self._schema.serialize().to_pybytes()
 
     def encode(self, rows: Rows) -> bytes:
-        """Return the payload for some rows."""
         try:
             arrays = [pa.array(getattr(rows, name), kind) for name, kind in _STORED_COLUMNS]
         except UnicodeEncodeError:  # half a surrogate pair in a message's property must not lose the row

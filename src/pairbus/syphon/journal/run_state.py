@@ -42,7 +42,6 @@ class Position:
 
     #: See `Extent.end`.
     end: int
-    #: True if the journal was finished there.
     finished: bool = False
 
 
@@ -52,7 +51,6 @@ class Stretch(NamedTuple):
     journal: str
     start: int
     end: int
-    #: True if the journal is finished at `end`.
     finished: bool
 
 
@@ -64,7 +62,6 @@ class FoldPlan:
     stretches: tuple[Stretch, ...]
 
     def encode(self) -> bytes:
-        """Return the content of the file."""
         return json.dumps({"version": self.version, "parts": self.stretches}).encode()
 
     @classmethod
@@ -84,7 +81,6 @@ class FoldPlan:
 
 
 def encode_positions(positions: dict[str, Position]) -> bytes:
-    """Return the content of a file `folded-<version>.json`."""
     return json.dumps({"positions": {name: [each.end, each.finished] for name, each in positions.items()}}).encode()
 
 
@@ -109,7 +105,6 @@ class RunState:
     positions: dict[str, Position] = field(default_factory=dict)
     #: The fold that was planned after it, and may be in the ledger.
     pending: FoldPlan | None = None
-    #: The journals by name.
     journals: dict[str, StoredJournal] = field(default_factory=dict)
     #: Versions whose plan was cut short by a kill, before anything was done with it.
     _unreadable_versions: set[int] = field(default_factory=set)
@@ -120,11 +115,9 @@ class RunState:
         return _latest(self.files)
 
     def has(self, name: str) -> bool:
-        """Return True if the listing contains a file."""
         return any(each.name == name for each in self.files)
 
     def path(self, name: str) -> str:
-        """Return the name of a file of the run in its storage."""
         return f"{self.name}/{name}"
 
     def journal_changed_at(self, journal: str) -> int | None:
@@ -132,10 +125,7 @@ class RunState:
         return _latest(each for each in self.files if each.name.partition("/")[0] == journal)
 
     def load(self) -> None:
-        """Read the state.
-
-        Raises FileNotFoundError if another process is changing it, `UnreadableRunStateError` if it is damaged.
-        """
+        """Read the state; FileNotFoundError if another process changes it, `UnreadableRunStateError` if damaged."""
         plans = self._versions(_PLAN)
         for version in reversed(self._versions(_FOLDED)):
             name = self.path(_folded_name(version))
@@ -164,10 +154,7 @@ class RunState:
         return self.journals[journal].measure(start)
 
     def publish_plan(self, stretches: Iterable[Stretch], clock: Callable[[], float]) -> FoldPlan | None:
-        """Plan the next version. Return the plan that another process has published first, if there is one.
-
-        None if that plan cannot be read: a kill has cut it short.
-        """
+        """Plan the next version; return the plan that was published first, None if a kill has cut it short."""
         version = max(self.version, start_version(self.storage, self.name, clock)) + 1
         while version in self._unreadable_versions:
             version += 1
@@ -179,7 +166,6 @@ class RunState:
             return None
 
     def publish_folded(self, plan: FoldPlan) -> None:
-        """Record that a fold is in the ledger."""
         positions = {name: each for name, each in self.positions.items() if name in self.journals}
         positions |= {each.journal: Position(each.end, each.finished) for each in plan.stretches}
         data = encode_positions(positions)
@@ -228,11 +214,8 @@ def list_run(storage: Storage, name: str) -> RunState:
 
 
 def start_version(storage: Storage, run: str, clock: Callable[[], float], previous: str | None = None) -> int:
-    """Return the version that a run's folds count from. The first call decides it, and records the run before.
-
-    The ledger accepts only rising versions. A run whose folder was removed counts on from the time of day, which is
-    higher than any version that it has used.
-    """
+    """Return the version that a run's folds count from; the first call decides it, and records the run before."""
+    # The ledger accepts only rising versions: if the folder was removed, the time of day is higher than any before.
     content = json.dumps({"version": int(clock() * 1000), "previous": previous}).encode()
     stored = storage.publish(f"{run}/{START}", content)
     try:

@@ -60,7 +60,6 @@ class SegmentFolder:
     def __init__(self, storage: Storage, name: str, files: Sequence[str]) -> None:
         self._storage = storage
         self._name = name
-        #: The files of the folder, as a listing found them.
         self._files = files
 
     def measure(self, start: int) -> Extent:

@@ -23,10 +23,7 @@ _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?://([^/?]*))?([^?]*)(?:\?(.*))?"
 
 
 def storage_at(folder: str) -> Storage:
-    """Return the storage that a path or a URI names. Nothing is created, and no store is called yet.
-
-    Raises OptionError if the URI names no storage that can keep a journal.
-    """
+    """Return the storage that a path or a URI names, without calling it; OptionError if none can keep a journal."""
     found = _URI.fullmatch(folder)
     if found is None:
         return _file_storage(folder)
@@ -43,21 +40,21 @@ def storage_at(folder: str) -> Storage:
 
 
 def join(folder: str, name: str) -> str:
-    """Return the path or URI of a name in a folder."""
-    found = _URI.fullmatch(folder)
-    query = found[4] if found else None
-    if query is None:
-        return f"{folder.rstrip('/')}/{name}"
-    return f"{folder[: -len(query) - 1].rstrip('/')}/{name}?{query}"
+    bare, query = _split_query(folder)
+    return f"{bare.rstrip('/')}/{name}{query}"
 
 
 def split(path: str) -> tuple[str, str]:
     """Return the folder and the name that `join` made a path of."""
-    found = _URI.fullmatch(path)
-    query = found[4] if found else None
-    bare = path if query is None else path[: -len(query) - 1]
+    bare, query = _split_query(path)
     folder, _, name = bare.rpartition("/")
-    return (folder or ("/" if bare.startswith("/") else ".")) + ("" if query is None else f"?{query}"), name
+    return (folder or ("/" if bare.startswith("/") else ".")) + query, name
+
+
+def _split_query(path: str) -> tuple[str, str]:
+    found = _URI.fullmatch(path)
+    query = "" if found is None or found[4] is None else f"?{found[4]}"
+    return path.removesuffix(query), query
 
 
 def _file_storage(folder: str) -> LocalStorage:

@@ -54,28 +54,22 @@ class FrameWriter(Protocol):
 
 
 class StoredJournal(Protocol):
-    """A journal on storage, open for reading."""
+    """A journal on storage, open for reading; FileNotFoundError if it was removed meanwhile."""
 
     def measure(self, start: int) -> Extent:
-        """Return the extent behind `start`, which is 0 or the `end` of an earlier extent.
-
-        Raises FileNotFoundError if the journal was removed.
-        """
+        """Return the extent behind `start`, which is 0 or the `end` of an earlier extent."""
 
     def payloads(self, start: int, end: int) -> Iterator[bytes | memoryview]:
-        """Yield the payloads of the frames between two positions.
-
-        Raises FileNotFoundError if the journal was removed.
-        """
+        """Yield the payloads of the frames between two positions."""
 
     def delete(self, *, finished: bool) -> None:
         """Remove the journal. Unless it is `finished`, data that is written meanwhile stays."""
 
 
 class Storage(Protocol):
-    """A folder, and the files below it. Names are relative to it, with slashes; errors are OSErrors that name the path.
+    """A folder, and the files below it: `LocalStorage`, `MountStorage` or `ArrowStorage`.
 
-    Implemented by `LocalStorage`, `MountStorage` and `ArrowStorage`.
+    Names are relative to it, with slashes; errors are OSErrors that name the path.
     """
 
     #: True if exactly one of several concurrent `publish` calls for a name takes effect.
@@ -94,10 +88,7 @@ class Storage(Protocol):
         """Return True if a file of that name exists."""
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
-        """Return the bytes from `start` to `end`, or to the end of the file.
-
-        Raises FileNotFoundError if the file does not exist.
-        """
+        """Return the bytes from `start` to `end`, or to the end of the file; FileNotFoundError if there is none."""
 
     def put(self, name: str, data: bytes) -> None:
         """Write a file durably, with the folders above it. Readers may see a part of it before it is whole."""
@@ -112,10 +103,7 @@ class Storage(Protocol):
         """Remove a folder and everything in it, if it exists."""
 
     def delete_empty_folder(self, name: str, *, unused: bool = False) -> None:
-        """Remove a folder if it is empty.
-
-        Storage that cannot look and remove in one step does so only if `unused`: no process writes there any more.
-        """
+        """Remove a folder if it is empty; storage that cannot do that in one step does it only if `unused`."""
 
     def new_journal(self, new_name: Callable[[], str]) -> FrameWriter:
         """Return a writer for a new journal. It calls `new_name` for each file or folder that it starts."""

@@ -19,10 +19,11 @@ from pairbus.syphon.amqp import cbs
 from pairbus.syphon.amqp.cbs import Token, token_for
 from pairbus.syphon.amqp.link import LinkError
 from pairbus.syphon.amqp.request_response import RequestRefused
-from tests.integration.sending.test_credentials import Entra
-from tests.support.amqp_connections import LinkEvents, connected, plain_namespace, until
+from tests.support.amqp_connections import LinkEvents, connected, plain_namespace
+from tests.support.entra_credential import EntraCredential
 from tests.support.process_fixtures import key_of, sas_token
 from tests.support.scripted_peer import Peer
+from tests.support.waiting import wait_until_async
 
 
 async def test_a_credential_that_hangs_is_called_once(bus: LocalBus) -> None:
@@ -30,7 +31,7 @@ async def test_a_credential_that_hangs_is_called_once(bus: LocalBus) -> None:
     wake = threading.Event()
     calls: list[str] = []
 
-    class Silent(Entra):
+    class Silent(EntraCredential):
         def get_token(self, *scopes: str, **kwargs: Any) -> Any:
             calls.append(scopes[0])
             wake.wait(60.0)
@@ -89,7 +90,7 @@ async def test_localbus_closes_links_whose_token_has_expired(bus: LocalBus) -> N
     async with connected(namespace) as connection:
         await connection.authorize("q", timeout=30.0)
         await connection.sender("q", events, timeout=30.0)
-        await until(lambda: events.closed)
+        await wait_until_async(lambda: events.closed)
     assert events.closed[0].condition == "amqp:unauthorized-access"
 
 
@@ -115,7 +116,7 @@ async def test_a_token_that_looks_expired_is_not_renewed_in_a_loop(
     with Peer() as peer:
         async with connected(peer.namespace) as connection:
             await connection.authorize("q", timeout=30.0)
-            await until(lambda: len(calls) >= 2)
+            await wait_until_async(lambda: len(calls) >= 2)
             assert len(calls) <= 3
 
 
@@ -136,7 +137,7 @@ async def test_a_renewal_that_fails_is_tried_again(
     with Peer() as peer:
         async with connected(peer.namespace) as connection:
             await connection.authorize("q", timeout=30.0)
-            await until(lambda: len(calls) == 3)
+            await wait_until_async(lambda: len(calls) == 3)
             assert connection.lost is None
     assert "the token for q could not be renewed" in caplog.text
     assert "next attempt in 0.05 s" in caplog.text
@@ -196,7 +197,7 @@ async def test_a_second_authorization_replaces_the_renewal_of_the_first(monkeypa
         async with connected(peer.namespace) as connection:
             for _ in range(3):
                 await connection.authorize("q", timeout=30.0)
-            await until(lambda: len(calls) == 4)
+            await wait_until_async(lambda: len(calls) == 4)
             await asyncio.sleep(0.5)
     assert len(calls) == 4
 
@@ -214,7 +215,7 @@ def test_a_token_of_entra_has_the_scope_of_its_service(event_hubs: bool) -> None
     """Service Bus and Event Hubs have their own."""
     scopes: list[str] = []
 
-    class Recording(Entra):
+    class Recording(EntraCredential):
         def get_token(self, *given: str, **kwargs: Any) -> Any:
             scopes.extend(given)
             return super().get_token(*given, **kwargs)

@@ -20,11 +20,12 @@ from pairbus.localbus.auth import DEFAULT_KEY_NAME
 from pairbus.syphon.amqp import connection as connection_module
 from pairbus.syphon.amqp.connection import Connection
 from pairbus.syphon.amqp.link import ACCEPTED, ConnectionLost
-from tests.integration.sending.test_credentials import Entra
-from tests.support.amqp_connections import LinkEvents, connected, plain_namespace, until
+from tests.support.amqp_connections import LinkEvents, connected, plain_namespace
 from tests.support.backlog import encoded
+from tests.support.entra_credential import EntraCredential
 from tests.support.process_fixtures import create, key_of, sas_token
 from tests.support.scripted_peer import Peer
+from tests.support.waiting import wait_until_async
 
 
 async def send_one(namespace: Namespace, path: str) -> None:
@@ -33,9 +34,9 @@ async def send_one(namespace: Namespace, path: str) -> None:
     async with connected(namespace) as connection:
         await connection.authorize(path, timeout=30.0)
         sender = await connection.sender(path, events, timeout=30.0)
-        await until(lambda: sender.credit)
+        await wait_until_async(lambda: sender.credit)
         sender.send(encoded("hello"), "it")
-        await until(lambda: events.outcomes)
+        await wait_until_async(lambda: events.outcomes)
     assert events.outcomes == [("it", ACCEPTED, None)]
 
 
@@ -49,7 +50,9 @@ def _signature(bus: LocalBus) -> Any:
 
 
 @pytest.mark.parametrize("use_tls", [False, True], ids=["plain", "tls"])
-@pytest.mark.parametrize("credential", [_named_key, _signature, lambda _: Entra()], ids=["key", "signature", "entra"])
+@pytest.mark.parametrize(
+    "credential", [_named_key, _signature, lambda _: EntraCredential()], ids=["key", "signature", "entra"]
+)
 async def test_a_message_is_sent_with_every_kind_of_credential(
     bus: LocalBus, use_tls: bool, credential: Callable[[LocalBus], Any]
 ) -> None:
@@ -152,7 +155,7 @@ async def test_a_connection_to_a_frozen_host_is_lost(monkeypatch: pytest.MonkeyP
         await connection.authorize("q", timeout=30.0)
         await connection.sender("q", events, timeout=30.0)
         frozen.pause()
-        await until(lambda: events.closed)
+        await wait_until_async(lambda: events.closed)
         frozen.resume()
         assert isinstance(events.closed[0], ConnectionLost)
         assert connection.lost is not None
@@ -169,7 +172,7 @@ async def test_an_idle_connection_is_kept_alive(monkeypatch: pytest.MonkeyPatch)
             await asyncio.sleep(6.5)  # longer than the idle time
             assert (connection.lost, events.closed, peer.connections) == (None, [], 1)
             sender.send(encoded("still here"), "it")
-            await until(lambda: events.outcomes)
+            await wait_until_async(lambda: events.outcomes)
 
 
 async def test_a_closed_connection_opens_no_link(bus: LocalBus) -> None:

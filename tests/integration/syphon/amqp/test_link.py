@@ -9,8 +9,9 @@ from proton import Delivery
 
 from pairbus.syphon.amqp.link import ACCEPTED, NO_OUTCOME, ConnectionLost, LinkError
 from pairbus.syphon.amqp.message_format import batch_head
-from tests.support.amqp_connections import LinkEvents, connected, until
+from tests.support.amqp_connections import LinkEvents, connected
 from tests.support.scripted_peer import Peer
+from tests.support.waiting import wait_until_async
 
 
 async def test_a_link_that_the_peer_refuses() -> None:
@@ -34,9 +35,9 @@ async def test_a_peer_that_closes_with_a_condition(closed: str) -> None:
     with Peer(close) as peer:
         async with connected(peer.namespace) as connection:
             sender = await connection.sender("q", events, timeout=30.0)
-            await until(lambda: sender.credit)
+            await wait_until_async(lambda: sender.credit)
             sender.send(b"\x00\x53\x75\xa0\x00", "it")
-            await until(lambda: events.closed)
+            await wait_until_async(lambda: events.closed)
             assert sender.abandon_unanswered() == ["it"]
             assert sender.credit == 0
             assert (connection.lost is None) == (closed == "link")
@@ -58,12 +59,12 @@ async def test_each_frame_of_a_batch_has_its_message_format() -> None:
     with Peer(max_frame=4096, capacity=8192) as peer:
         async with connected(peer.namespace) as connection:
             sender = await connection.sender("q", events, timeout=30.0)
-            await until(lambda: sender.credit)
+            await wait_until_async(lambda: sender.credit)
             for number in range(2):
                 sender.send(singles[2 * number], "one")
                 sender.send_batch(batch_head("s"), messages, "batch")
                 sender.send(singles[2 * number + 1], "one")
-            await until(lambda: len(events.outcomes) == 6)
+            await wait_until_async(lambda: len(events.outcomes) == 6)
         assert {state for _, state, _ in events.outcomes} == {ACCEPTED}
         batch = batch_head("s") + b"".join(b"\x00\x53\x75\xb0" + len(m).to_bytes(4, "big") + m for m in messages)
         assert peer.payloads == [singles[0], batch, singles[1], singles[2], batch, singles[3]]
@@ -86,7 +87,7 @@ async def test_a_sender_has_no_credit_while_the_socket_is_full() -> None:
     with Peer() as peer:
         async with connected(peer.namespace) as connection:
             sender = await connection.sender("q", Recording(), timeout=30.0)
-            await until(lambda: sender.credit)
+            await wait_until_async(lambda: sender.credit)
             connection.on_input_handled = lambda: calls.append("turn")
             calls.clear()
             connection.pause_writing()
@@ -102,7 +103,7 @@ async def test_a_link_that_this_side_closed_gets_no_callback() -> None:
     with Peer(lambda peer, delivery, payload: None) as peer:
         async with connected(peer.namespace) as connection:
             sender = await connection.sender("q", events, timeout=30.0)
-            await until(lambda: sender.credit)
+            await wait_until_async(lambda: sender.credit)
             sender.send(b"\x00\x53\x75\xa0\x00", "it")
             assert sender.oldest_unanswered() == "it"
             sender.close()
@@ -127,12 +128,12 @@ async def test_outcomes_that_were_given_up_are_ignored() -> None:
     with Peer(answer) as peer:
         async with connected(peer.namespace) as connection:
             sender = await connection.sender("q", events, timeout=30.0)
-            await until(lambda: sender.credit)
+            await wait_until_async(lambda: sender.credit)
             sender.send(b"\x00\x53\x75\xa0\x00", "first")
             assert sender.abandon_unanswered() == ["first"]
             assert sender.oldest_unanswered() is None
             sender.send(b"\x00\x53\x75\xa0\x00", "second")
-            await until(lambda: events.outcomes)
+            await wait_until_async(lambda: events.outcomes)
     assert events.outcomes == [("second", ACCEPTED, None)]
 
 
@@ -154,9 +155,9 @@ async def test_the_error_of_an_outcome(
     with Peer(lambda peer, delivery, payload: peer.settle(delivery, state, given)) as peer:
         async with connected(peer.namespace) as connection:
             sender = await connection.sender("q", events, timeout=30.0)
-            await until(lambda: sender.credit)
+            await wait_until_async(lambda: sender.credit)
             sender.send(b"\x00\x53\x75\xa0\x00", "it")
-            await until(lambda: events.outcomes)
+            await wait_until_async(lambda: events.outcomes)
     ((context, found, error),) = events.outcomes
     assert (context, found) == ("it", int(state or NO_OUTCOME))
     assert error is not None

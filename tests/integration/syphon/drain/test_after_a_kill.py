@@ -8,7 +8,8 @@ from datetime import timedelta
 
 from tests.support.backlog import Backlog, InBackground, encoded
 from tests.support.counting import arrivals, assert_in_order, in_sessions, park_many, take_and_die
-from tests.support.pairing import Pair, wait_until
+from tests.support.pairing import Pair
+from tests.support.waiting import wait_until
 
 
 def test_messages_that_a_killed_drain_has_locked_are_not_overtaken(pair: Pair, backlog: Backlog) -> None:

@@ -14,8 +14,9 @@ from pairbus.syphon import service as service_module
 from pairbus.syphon.drain.drain import DrainOptions
 from pairbus.syphon.service import Round, Service
 from tests.support.backlog import Backlog, InBackground, encoded, numbered
-from tests.support.pairing import Pair, wait_until
+from tests.support.pairing import Pair
 from tests.support.raw_client import RawClient
+from tests.support.waiting import wait_until
 
 
 @contextmanager

@@ -8,8 +8,8 @@ import pytest
 from azure.eventhub import EventData
 
 from pairbus.syphon.amqp.link import Sender
-from tests.integration.sending.test_hubs import KEY, Hubs, annotations, body, hubs, hubs_bus
 from tests.support.backlog import Backlog, encoded, numbered
+from tests.support.event_hubs import KEY, Hubs, body, hubs, hubs_bus, message_annotations
 from tests.support.pairing import Pair
 
 __all__ = ["hubs", "hubs_bus"]
@@ -48,7 +48,7 @@ def test_events_are_moved_to_their_hub(pair: Pair, backlog: Backlog, hubs: Hubs)
     assert hubs.bodies(hub) == ["a", "anywhere", "b", "third"]
     assert "third" in [body(each) for each in found["2"]]
     keyed = [each for events in found.values() for each in events if body(each) in "ab"]
-    assert {annotations(each)[KEY] for each in keyed} == {"k"}
+    assert {message_annotations(each)[KEY] for each in keyed} == {"k"}
     assert {row["destination"] for row in backlog.journal.rows} == {
         queue,
         f"sb://{hubs.host}/{hub}",

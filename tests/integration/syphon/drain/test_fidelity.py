@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pairbus.domain.amqp import sections
-from pairbus.domain.amqp.codec import Described, Long, Symbol, Timestamp, UInt, decode, encode
+from pairbus.domain.amqp.codec import Described, Long, Symbol, Timestamp, UInt, decode, encode, encode_map
 from pairbus.domain.envelope import park
 from tests.support.amqp_messages import CORPUS
 from tests.support.backlog import Backlog
@@ -172,7 +172,7 @@ COMPOUND = [
 
 
 def _map(*entries: bytes) -> bytes:
-    return sections.encode_map(list(entries))
+    return encode_map(list(entries))
 
 
 def test_every_type_everywhere(detour: Detour) -> None:

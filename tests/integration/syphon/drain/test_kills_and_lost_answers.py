@@ -21,7 +21,6 @@ from azure.servicebus import ServiceBusMessage
 
 from pairbus.syphon.drain import drain_pass
 from pairbus.syphon.drain.flow_control import ServiceClock
-from pairbus.syphon.journal.journal import read_journal
 from tests.support.backlog import Backlog, InBackground, Remembering, encoded
 from tests.support.counting import (
     Came,
@@ -34,7 +33,9 @@ from tests.support.counting import (
     repeats,
     take_all,
 )
-from tests.support.pairing import Pair, wait_until
+from tests.support.journal_rows import read_journal
+from tests.support.pairing import Pair
+from tests.support.waiting import wait_until
 
 WINDOW = 60
 #: How long locks last: short where they must end, long where none may, however busy the machine is.

@@ -19,20 +19,21 @@ from pairbus.domain.envelope import park
 from pairbus.syphon.amqp import cbs
 from pairbus.syphon.amqp.cbs import Token
 from pairbus.syphon.drain import completion, drain_pass, lock_tracking
-from tests.integration.sending.test_credentials import Entra
 from tests.support.amqp_connections import plain_namespace
 from tests.support.backlog import Backlog, Remembering, encoded, numbered
 from tests.support.counting import arrivals, dead_letters, park_many
-from tests.support.pairing import Pair, wait_until
+from tests.support.entra_credential import EntraCredential
+from tests.support.pairing import Pair
 from tests.support.process_fixtures import key_of
 from tests.support.scripted_peer import KEY, Peer
+from tests.support.waiting import wait_until
 
 
 def test_a_credential_that_hangs_ends_the_drain_in_time(pair: Pair, backlog: Backlog) -> None:
     """The summary names the credential, and the messages stay in the backlog."""
     wake = threading.Event()
 
-    class Silent(Entra):
+    class Silent(EntraCredential):
         def get_token(self, *scopes: str, **kwargs: Any) -> Any:
             wake.wait(60.0)
             return super().get_token(*scopes, **kwargs)
@@ -131,7 +132,7 @@ def test_a_token_that_is_not_accepted_dead_letters_no_message(
         summary = backlog.drain(primary=_named(peer.namespace, pair.name), budget=20.0)
     assert (summary.held, summary.dead_lettered, summary.delivered) == (4, 0, 0)
     assert text in summary.held_for[0].reason
-    assert ("not let in" in (summary.error or "")) == is_locked_out
+    assert ("(or [event_hubs]) is refused" in (summary.error or "")) == is_locked_out
     assert backlog.drain().delivered == 4
     assert dead_letters(backlog) == []
 

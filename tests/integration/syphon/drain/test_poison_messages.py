@@ -53,7 +53,7 @@ def _ids(payload: bytes) -> list[str]:
     message = Message()
     message.decode(payload)
     if message.id is not None:
-        return [message.id]
+        return [str(message.id)]
     # A batch: each of its data sections is a message, and the tests' ids are all of the same length.
     return [payload[at + 2 : at + 6].decode() for at in _all(payload, b"\xa1\x04m")]
 

@@ -18,7 +18,7 @@ from pairbus.syphon.journal.row_format import SCHEMA
 from pairbus.syphon.journal.storage import split, storage_at
 from tests.support.folding import MemoryLedger, age, begun, fold_all, new_journal
 from tests.support.journal_rows import numbers, rows
-from tests.support.pairing import wait_until
+from tests.support.waiting import wait_until
 
 
 def names(root: str, run: str = "") -> list[str]:
@@ -239,7 +239,7 @@ def test_a_damaged_state_stops_its_own_run_and_no_other(tmp_path: Path, caplog: 
     new_journal(root, "a").write(rows(2))
     fold_all(folder, ledger)
     assert ledger.numbers == [1, 2]
-    assert "run b are left alone" in caplog.text
+    assert "run b not folded" in caplog.text
 
 
 def test_a_run_must_have_begun_and_its_name_is_checked(tmp_path: Path) -> None:

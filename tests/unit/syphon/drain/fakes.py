@@ -22,6 +22,7 @@ from pairbus.syphon.drain.in_flight import InFlightMessage
 from pairbus.syphon.drain.journal_batcher import JournalWriter
 from pairbus.syphon.drain.pass_state import PassState
 from tests.support.backlog import Remembering, encoded
+from tests.support.waiting import pauses
 
 LOCK_SECONDS = 60.0
 
@@ -210,11 +211,12 @@ class PassRun:
 
     async def until(self, condition: Callable[[], Any], seconds: float = 20.0) -> None:
         """Wait for a condition, while the connections report a turn again and again."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, f"{self.one.state}, {self.receiver.calls}"
+        for pause in pauses(seconds, 0.001):
+            if condition():
+                return
             self.turn()
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(pause)
+        raise AssertionError(f"{self.one.state}, {self.receiver.calls}")
 
     async def wait(self, seconds: float) -> None:
         """Let the pass go on for so long."""

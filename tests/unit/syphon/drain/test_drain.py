@@ -90,7 +90,12 @@ def lose_link(locked: float) -> Script:
 
 def test_a_queue_that_was_found_empty_is_drained(scripted: Scripted) -> None:
     """One pass is enough, as nothing is held back."""
-    summary = scripted(lambda drain: (deliver(drain, 1, 2), EndReason.EMPTY)[1])
+
+    def script(drain: Drain) -> EndReason:
+        deliver(drain, 1, 2)
+        return EndReason.EMPTY
+
+    summary = scripted(script)
     assert (summary.delivered, summary.bytes, summary.empty, summary.error) == (2, 20, True, None)
     assert scripted.passes == 1
 
@@ -229,7 +234,11 @@ def test_the_budget_ends_a_drain(scripted: Scripted) -> None:
         hold(drain, 0)
         return EndReason.EMPTY
 
-    summary = scripted(script, budget=0.3, stop=lambda: bool(time.sleep(5)))
+    def never_answers() -> bool:
+        time.sleep(5)
+        return False
+
+    summary = scripted(script, budget=0.3, stop=never_answers)
     assert summary.seconds < 4.0
     assert scripted.passes > 1
 
@@ -303,7 +312,7 @@ def test_a_refused_credential_is_an_error(scripted: Scripted) -> None:
         return EndReason.EMPTY
 
     assert scripted(script).error == (
-        "this syphon is not let in, see [primary] (or [event_hubs]): q: amqp:unauthorized-access"
+        "the credential of [primary] (or [event_hubs]) is refused: q: amqp:unauthorized-access"
     )
     scripted.passes = 0
     assert scripted(lambda drain: (script(drain), (EndReason.BACKLOG_LOST, "lost"))[1]).error == "lost"

@@ -21,9 +21,12 @@ async def test_a_message_is_settled_once_its_row_is_durable(monkeypatch: pytest.
     completed_at_write: list[Any] = []
     async with PassRun(monkeypatch) as run:
         write = run.journal.write
-        monkeypatch.setattr(
-            run.journal, "write", lambda rows: (completed_at_write.append(run.asked("complete")), write(rows))
-        )
+
+        def noted(rows: Any) -> Any:
+            completed_at_write.append(run.asked("complete"))
+            return write(rows)
+
+        monkeypatch.setattr(run.journal, "write", noted)
         for sequence in (1, 2, 3):
             run.receiver.deliver(sequence)
         state = await run.end()
@@ -338,6 +341,19 @@ async def test_a_pass_that_only_gives_messages_back_ends(monkeypatch: pytest.Mon
         state = await run.end()
         assert state.reason is EndReason.STALLED
         assert "messages are held back" in str(state.error)
+
+
+async def test_a_pass_is_not_stalled_before_a_lock_s_time_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held messages are given back earlier; a fast rate changes nothing about that."""
+    monkeypatch.setattr(ServiceClock, "RANGE", (0.1, 60.0))
+    monkeypatch.setattr(fakes, "LOCK_SECONDS", 3.0)
+    async with PassRun(monkeypatch, answer_timeout=30.0, max_rate=100.0) as run:
+        run.accepts = run.receiver.returns_credit = False
+        run.receiver.deliver(1)
+        sender = await run.sent("q")
+        sender.refuse("com.microsoft:server-busy")
+        await run.until(lambda: run.asked("abandon"))
+        assert run.one.state.phase is Phase.DRAINING
 
 
 async def test_a_slow_rate_is_no_reason_to_end(monkeypatch: pytest.MonkeyPatch, short_locks: None) -> None:

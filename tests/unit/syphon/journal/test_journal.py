@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import re
+import secrets
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,15 +19,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pairbus.domain.outcome import Head, Rows
-from pairbus.syphon.journal import journal as journal_module
 from pairbus.syphon.journal import storage as storage_module
 from pairbus.syphon.journal.arrow_storage import ArrowStorage
 from pairbus.syphon.journal.frame_format import END_FRAME
-from pairbus.syphon.journal.journal import find_journal, open_journal, read_journal, read_rows
-from pairbus.syphon.journal.row_format import SCHEMA
+from pairbus.syphon.journal.journal import find_journal, open_journal
+from pairbus.syphon.journal.row_format import SCHEMA, decode_rows
 from pairbus.syphon.journal.storage import join, split, storage_at
 from pairbus.syphon.journal.storage_port import Extent
-from tests.support.journal_rows import HEAD, mock_root, numbers, only_file, rows
+from tests.support.journal_rows import HEAD, mock_root, numbers, only_file, read_journal, rows
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -336,16 +336,16 @@ def test_a_journal_that_lost_bytes_after_it_was_measured_is_logged(
     (path,) = journals_in(root)
     storage, name = storage_at(root), split(path)[1]
     end = read_journal(path).end
-    assert [numbers(batch) for batch in read_rows(storage, name, 0, end)] == [[1], [2]]
+    assert [numbers(batch) for batch in decode_rows(find_journal(storage, name).payloads(0, end))] == [[1], [2]]
     assert caplog.text == ""
     last = name if storage.is_file(name) else f"{name}/00000002.seg"
     storage.put(last, storage.read(last)[:-1])
-    assert [numbers(batch) for batch in read_rows(storage, name, 0, end)] == [[1]]
+    assert [numbers(batch) for batch in decode_rows(find_journal(storage, name).payloads(0, end))] == [[1]]
     assert storage.location(last) in caplog.text
     storage.delete(last)
     storage.delete_folder(name)
     with pytest.raises(FileNotFoundError):
-        list(read_rows(storage, name, 0, end))
+        list(decode_rows(find_journal(storage, name).payloads(0, end)))
 
 
 @pytest.mark.parametrize("finished", [False, True])
@@ -416,7 +416,7 @@ def test_a_journal_whose_file_was_removed_continues_in_a_new_file(tmp_path: Path
 
 def test_a_journal_is_never_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If two journals get the same random name, the second raises and the first keeps its rows."""
-    monkeypatch.setattr(journal_module, "journal_name", lambda head: "same.journal")
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "same")
     path = written(tmp_path, rows(1))
     with pytest.raises(FileExistsError, match=r"same\.journal"):
         open_journal(str(tmp_path), HEAD).write(rows(2))
