@@ -40,11 +40,6 @@ class FakeEntity:
         return [str(n) for n in range(self.settings.partition_count)]
 
 
-def fake_entity(settings: Any) -> Any:
-    """Return an entity of the fake broker, for functions that expect one of the real broker."""
-    return FakeEntity(settings)
-
-
 def _take(entities: dict[str, FakeEntity], name: str) -> FakeEntity:
     try:
         return entities[name.lower()]

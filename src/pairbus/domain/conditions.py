@@ -1,7 +1,6 @@
 """The table of AMQP error conditions: their meaning for a sender, and for a message that the syphon moves back.
 
-The second column is the syphon's: a message stays in the backlog while waiting may help, else it is dead-lettered. The
-third is the refused part; a refused credential, for instance, is never the message's fault.
+A message stays in the backlog while waiting may help, else it is dead-lettered. The third column is the refused part.
 """
 
 from __future__ import annotations

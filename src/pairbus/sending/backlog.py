@@ -70,15 +70,7 @@ class Backlog:
         return self._limits[queue]
 
     def park(self, parcel: Parcel, sender_queue: SenderQueue, timeout: float, stop: Callable[[], bool]) -> None:
-        """Park what is left of a parcel until `stop` returns True or the pairing closes; count in `parcel.done`.
-
-        Raises
-        ------
-        NotParkableError
-            A message is too large for the backlog queues.
-        BacklogUnavailableError
-            No backlog queue accepted the messages in time.
-        """
+        """Park what is left of a parcel until `stop` returns True; raise if no queue accepts a message in time."""
         parcel.refuse_too_large(self.limit)
         parking = _Parking(self, parcel, sender_queue, time.monotonic() + timeout)
         while parcel.rest and not stop() and not self.closing.is_set():

@@ -59,15 +59,7 @@ class Provisioned:
 def provision(
     primary: Namespace, secondary: Namespace, count: int, operations: Operations, timeout: float
 ) -> Provisioned:
-    """Find or create `count` backlog queues; `timeout` bounds one management call.
-
-    Raises
-    ------
-    PairingError
-        The credential may not look for queues or create them.
-    ProvisioningError
-        Not one queue can be used.
-    """
+    """Find or create `count` backlog queues; raise PairingError if refused, ProvisioningError if none can be used."""
     provisioning = _Provisioning(primary, secondary, operations, timeout)
     try:
         results = provisioning.run(count)

@@ -1,7 +1,6 @@
 """The sections of an encoded AMQP message: finding them, reading fields, and replacing fields and entries.
 
-A message stays the bytes as which it was sent. Replacing a field or an entry rewrites its section, and every other byte
-of it stays the same.
+Replacing a field or an entry rewrites its section; every other byte stays as it was sent.
 """
 
 from __future__ import annotations

@@ -61,9 +61,8 @@ class SqlAction:
     def edits(self, message: MessageView) -> tuple[Edit, ...]:
         """Return the changes in order, without applying them; each statement sees those before it.
 
-        A user property keeps its spelling, and its type where the new value can be converted; for a system property the
-        conversion must be possible. A statement without effect gives no edit: SET to an unknown or impossible value,
-        and REMOVE of a missing property.
+        A user property keeps its spelling, and its type where the new value can be converted. A statement without
+        effect gives no edit: SET to an unknown or impossible value, and REMOVE of a missing property.
         """
         draft = Draft(dict(message.system), dict(message.user))
         edits = []

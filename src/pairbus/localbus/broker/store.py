@@ -1,7 +1,6 @@
 """The stores of messages and entities: memory only, or a SQLite file that survives a kill.
 
-Changes are collected during one turn of the event loop and written in one transaction by `commit`. Payloads beyond a
-fixed budget are only on disk, so that memory does not grow with the size of the queues.
+Changes are written in one transaction for each turn of the event loop. Payloads beyond a fixed budget are only on disk.
 """
 
 from __future__ import annotations

@@ -47,10 +47,15 @@ from pairbus.localbus.settings import (
     TopicSettings,
     TrueFilter,
 )
-from tests.support.fake_broker import fake_entity
+from tests.support.fake_broker import FakeEntity
 
 CONTEXT = RequestContext("contoso", "127.0.0.1:5671", "2024-05")
 ROOT = 'xmlns="http://schemas.microsoft.com/netservices/2010/10/servicebus/connect" xmlns:i="http://www.w3.org/2001/XMLSchema-instance"'
+
+
+def fake_entity(settings: Any) -> Any:
+    """Return an entity that has settings and nothing behind them."""
+    return FakeEntity(settings)
 
 
 def entry(description: str) -> bytes:
