@@ -124,8 +124,9 @@ def site(authority: tuple[ssl.SSLContext, str], request: pytest.FixtureRequest) 
     """The REST API over the real broker, or over the fake one for tests that look into it."""
     context, ca_file = authority
     broker = FakeBroker() if "fake" in request.fixturenames else None
+    used: Any = broker or Broker("contoso")
     management = Management(
-        broker or Broker("contoso"),
+        used,
         check_token,
         broker.commit if broker is not None else no_commit,
         {"$localbus/faults": extra},

@@ -299,6 +299,7 @@ def test_a_wait_for_a_session_times_out_at_its_deadline() -> None:
     queue, _ = queue_of(requires_session=True)
     dispatcher = Dispatcher()
     impatient, patient, served = Waiter(5.0), Waiter(50.0), Waiter(5.0, takes=True)
+    each: Any
     for each in (served, impatient, patient):
         dispatcher.add_waiter(queue, each)
     assert dispatcher.next_deadline() == 5.0
