@@ -50,24 +50,10 @@ _HOMES = {
 _MODULES = ("cost",)
 
 __all__ = [
-    "BacklogUnavailableError",
-    "ConfigError",
-    "Event",
-    "Namespace",
-    "NotParkableError",
-    "NotSupportedError",
-    "OptionError",
-    "PairbusError",
-    "PairedEventHubProducer",
-    "PairedNamespace",
-    "PairedNamespaceClosedError",
-    "PairedSender",
-    "PairingError",
-    "PairingOptions",
-    "ProvisioningError",
-    "State",
-    "pair_namespaces",
-]
+    "BacklogUnavailableError", "ConfigError", "Event", "Namespace", "NotParkableError", "NotSupportedError",
+    "OptionError", "PairbusError", "PairedEventHubProducer", "PairedNamespace", "PairedNamespaceClosedError",
+    "PairedSender", "PairingError", "PairingOptions", "ProvisioningError", "State", "pair_namespaces",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -23,16 +23,9 @@ if TYPE_CHECKING:
     from .sending.errors import BacklogUnavailableError, NotParkableError
 
 __all__ = [
-    "BacklogUnavailableError",
-    "ConfigError",
-    "NotParkableError",
-    "NotSupportedError",
-    "OptionError",
-    "PairbusError",
-    "PairedNamespaceClosedError",
-    "PairingError",
-    "ProvisioningError",
-]
+    "BacklogUnavailableError", "ConfigError", "NotParkableError", "NotSupportedError", "OptionError", "PairbusError",
+    "PairedNamespaceClosedError", "PairingError", "ProvisioningError",
+]  # fmt: skip
 
 
 class PairbusError(Exception):

@@ -134,3 +134,17 @@ def headings(file: Path) -> set[str]:
     """The headings of a document, as links name them."""
     found = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in found}
+
+
+def test_the_designs_tree_names_every_module() -> None:
+    """The tree in docs/design.md names each package and module of `src/pairbus`, and none that is gone."""
+    tree = re.search(r"```\nsrc/pairbus/\n(.*?)```", (ROOT / "docs" / "design.md").read_text(), re.DOTALL)
+    assert tree is not None
+    source = ROOT / "src" / "pairbus"
+    modules = {path.stem for path in source.rglob("*.py")} - {"__init__", "__main__"}
+    packages = {path.parent.name for path in source.rglob("__init__.py")} - {"pairbus"}
+    words = set(re.findall(r"[a-z_]+", tree.group(1)))
+    assert (modules | packages) - words == set()
+    # A name with an underscore is a module's; other words may be prose.
+    assert {word for word in words if "_" in word} - modules == set()
+    assert set(re.findall(r"^ +([a-z_]+)/", tree.group(1), re.MULTILINE)) == packages

@@ -33,16 +33,9 @@ _MODULES = {
 }
 
 __all__ = [
-    "BatchSummary",
-    "Ledger",
-    "Syphon",
-    "SyphonError",
-    "Verification",
-    "backlog_sequence_numbers",
-    "spark_session",
-    "syphon",
-    "verify",
-]
+    "BatchSummary", "Ledger", "Syphon", "SyphonError", "Verification", "backlog_sequence_numbers", "spark_session",
+    "syphon", "verify",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

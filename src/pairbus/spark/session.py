@@ -17,17 +17,10 @@ from pairbus.errors import OptionError
 DELTA = "io.delta:delta-spark_4.2_2.13:4.4.0"
 #: Dependencies of Delta that Spark ships itself and that must not be fetched a second time.
 SHIPPED_WITH_SPARK = (
-    "com.fasterxml.jackson*:*",
-    "com.github.luben:*",
-    "com.google.code.findbugs:*",
-    "io.delta:delta-kernel-defaults",
-    "org.apache.hadoop:*",
-    "org.apache.logging.log4j:*",
-    "org.apache.parquet:*",
-    "org.roaringbitmap:*",
-    "org.slf4j:*",
+    "com.fasterxml.jackson*:*", "com.github.luben:*", "com.google.code.findbugs:*", "io.delta:delta-kernel-defaults",
+    "org.apache.hadoop:*", "org.apache.logging.log4j:*", "org.apache.parquet:*", "org.roaringbitmap:*", "org.slf4j:*",
     "org.xerial.snappy:*",
-)
+)  # fmt: skip
 #: Folder that `tools/delta_jars.py` fills. Without these files Spark fetches Delta at every start.
 JARS = Path(sys.prefix) / "jars" / DELTA.replace(":", "_")
 

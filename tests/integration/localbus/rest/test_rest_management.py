@@ -123,10 +123,9 @@ async def no_commit() -> None:
 def site(authority: tuple[ssl.SSLContext, str], request: pytest.FixtureRequest) -> Iterator[Site]:
     """The REST API over the real broker, or over the fake one for tests that look into it."""
     context, ca_file = authority
-    broker = FakeBroker() if "fake" in request.fixturenames else None
-    used: Any = broker or Broker("contoso")
+    broker: Any = FakeBroker() if "fake" in request.fixturenames else None
     management = Management(
-        used,
+        broker or Broker("contoso"),
         check_token,
         broker.commit if broker is not None else no_commit,
         {"$localbus/faults": extra},

@@ -92,8 +92,8 @@ class Rounds:
 @pytest.mark.parametrize("turn_after", [0, 3, 1000])
 def test_other_clients_get_their_replies_before_the_next_share(turn_after: int) -> None:
     """The next share begins after the turn, and after a few rounds if a turn is always due."""
-    rounds: Any = Rounds()
     shares: list[int] = []
+    rounds: Any = Rounds()
     yield_to_others(rounds, lambda: shares.append(rounds.done))
     while not shares and rounds.done < 50:
         rounds.is_turn_due = rounds.done < turn_after

@@ -299,8 +299,8 @@ def test_a_wait_for_a_session_times_out_at_its_deadline() -> None:
     queue, _ = queue_of(requires_session=True)
     dispatcher = Dispatcher()
     impatient, patient, served = Waiter(5.0), Waiter(50.0), Waiter(5.0, takes=True)
-    each: Any
-    for each in (served, impatient, patient):
+    waiters: list[Any] = [served, impatient, patient]
+    for each in waiters:
         dispatcher.add_waiter(queue, each)
     assert dispatcher.next_deadline() == 5.0
     dispatcher.run([queue], 1.0)

@@ -53,8 +53,8 @@ CONTEXT = RequestContext("contoso", "127.0.0.1:5671", "2024-05")
 ROOT = 'xmlns="http://schemas.microsoft.com/netservices/2010/10/servicebus/connect" xmlns:i="http://www.w3.org/2001/XMLSchema-instance"'
 
 
-def fake(settings: Any) -> Any:
-    """Return a stand-in for an entity or a rule with these settings."""
+def fake_entity(settings: Any) -> Any:
+    """Return an entity that has settings and nothing behind them."""
     return FakeEntity(settings)
 
 
@@ -219,7 +219,7 @@ def test_an_old_client_neither_sees_nor_sets_the_message_size() -> None:
     old = RequestContext("contoso", "h", "2017-04")
     with pytest.raises(BusError, match="MaxMessageSizeInKilobytes"):
         read_queue("<MaxMessageSizeInKilobytes>1024</MaxMessageSizeInKilobytes>", old)
-    queue = fake(QueueSettings("q"))
+    queue = fake_entity(QueueSettings("q"))
     assert "MaxMessageSizeInKilobytes" not in write_settings(queue, QUEUE, old)
     assert "<MaxMessageSizeInKilobytes>256<" in write_settings(queue, QUEUE, RequestContext("contoso", "h"))
 
@@ -275,7 +275,7 @@ def test_a_queue_is_written_in_the_services_order_and_read() -> None:
             },
         ),
     )
-    queue = fake(settings)
+    queue = fake_entity(settings)
     queue.held = Counts(1, 2, 3, 4, 5)
     written = write_settings(queue, QUEUE, CONTEXT)
     again = read_queue(written)
@@ -306,7 +306,7 @@ def test_topics_and_subscriptions_are_written_and_read_unchanged() -> None:
         max_size_in_megabytes=5120,
         user_metadata="m",
     )
-    text = write_settings(fake(topic), TOPIC, CONTEXT)
+    text = write_settings(fake_entity(topic), TOPIC, CONTEXT)
     assert TopicSettings("t", **read_settings(parse_xml(f"<d {ROOT}>{text}</d>".encode()), TOPIC, CONTEXT)) == topic
     subscription = QueueSettings(
         "s",
@@ -316,7 +316,7 @@ def test_topics_and_subscriptions_are_written_and_read_unchanged() -> None:
         status="ReceiveDisabled",
         lock_duration=timedelta(minutes=5),
     )
-    text = write_settings(fake(subscription), SUBSCRIPTION, CONTEXT)
+    text = write_settings(fake_entity(subscription), SUBSCRIPTION, CONTEXT)
     assert (
         QueueSettings("s", **read_settings(parse_xml(f"<d {ROOT}>{text}</d>".encode()), SUBSCRIPTION, CONTEXT))
         == subscription
@@ -353,7 +353,7 @@ PROPERTIES = {
 )
 def test_rules_are_written_and_read_unchanged(condition: RuleFilter, action: SqlExpression | None) -> None:
     """Filters, actions and the types of all values are kept: 2.0 does not become 2."""
-    rule = fake(RuleSettings("r", condition, action))
+    rule = fake_entity(RuleSettings("r", condition, action))
     again = rule_of(write_rule(rule))
     assert again == rule.settings
     if isinstance(condition, CorrelationFilter) and isinstance(again.filter, CorrelationFilter):
@@ -382,12 +382,12 @@ def test_values_of_rules_keep_their_type_and_text(around: str, kind: str, text: 
     rule = rule_of(around.format(pair))
     ((kept, _),) = load_subscription(dump_subscription("t", QueueSettings("s"), [(rule, 1.0)]))[2]
     for each in (rule, kept):
-        assert f'<Value i:type="d6p1:{kind}" xmlns:d6p1="{XSD}">{text}</Value>' in write_rule(fake(each))
+        assert f'<Value i:type="d6p1:{kind}" xmlns:d6p1="{XSD}">{text}</Value>' in write_rule(fake_entity(each))
 
 
 def test_the_prefixes_are_the_ones_that_the_javascript_client_expects() -> None:
     """It looks for `i:type` and removes the first five characters of its value."""
-    written = write_rule(fake(RuleSettings("r", CorrelationFilter(properties={"a": 1}))))
+    written = write_rule(fake_entity(RuleSettings("r", CorrelationFilter(properties={"a": 1}))))
     assert '<Value i:type="d6p1:int" xmlns:d6p1="http://www.w3.org/2001/XMLSchema">1</Value>' in written
     assert '<Action i:type="EmptyRuleAction"/>' in written
 
