@@ -221,7 +221,11 @@ def _parts(connection_string: Any) -> dict[str, str]:
 
 
 def _check_credential(credential: Any, problems: Problems) -> None:
-    if isinstance(credential, (AzureSasCredential, AzureNamedKeyCredential)):
+    if isinstance(credential, AzureNamedKeyCredential):
+        if not all(credential.named_key) or any(";" in part for part in credential.named_key):
+            problems.append("credential must be an AzureNamedKeyCredential with a name and a key, both without ';'")
+        return
+    if isinstance(credential, AzureSasCredential):
         return
     get_token = None if isinstance(credential, type) else getattr(credential, "get_token", None)
     if not callable(get_token) or inspect.iscoroutinefunction(get_token):

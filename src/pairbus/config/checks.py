@@ -64,7 +64,7 @@ def raise_first(problems: Problems) -> None:
 def shown(value: Any) -> str:
     """Return a value for the text of an error; one that may hold a secret, since it has a `=`, only by its type."""
     text = str(value) if isinstance(value, Path) else value
-    plain = isinstance(text, (str, int, float, type(None))) and "=" not in repr(text) and len(repr(text)) < 200
+    plain = isinstance(text, (str, int, float, type(None))) and "=" not in repr(text) and len(repr(text)) < 100
     if plain or isinstance(value, timedelta):
         return repr(text)
     return f"<{type(value).__name__}, not shown since it may hold a secret>"

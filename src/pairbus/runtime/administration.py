@@ -37,7 +37,7 @@ def administration_client(namespace: Namespace, timeout: float) -> ServiceBusAdm
     if isinstance(credential, AzureNamedKeyCredential):
         name, key = credential.named_key
         return ServiceBusAdministrationClient.from_connection_string(
-            f"Endpoint=sb://{namespace.host};SharedAccessKeyName={name};SharedAccessKey={key}", **options
+            f"Endpoint=sb://{namespace.host};SharedAccessKeyName={name};SharedAccessKey={key};", **options
         )
     if isinstance(credential, AzureSasCredential):
         transport = _SignatureTransport(credential, **options)

@@ -111,6 +111,10 @@ def _run(future: Future[T], call: Callable[[], T]) -> None:
         return
     try:
         result = call()
+    except (asyncio.CancelledError, concurrent.futures.CancelledError) as error:
+        # The call's own, not the waiter's: awaiting it must not look like a cancellation of the waiting task.
+        future.set_exception(RuntimeError(f"the call was cancelled: {error!r}"))
+        del future  # as below
     except BaseException as error:
         future.set_exception(error)
         del future  # the error's traceback refers to this frame, and the future to the error

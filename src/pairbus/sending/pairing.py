@@ -152,10 +152,9 @@ class PairedNamespace:
         self.secondary = Half(self, "secondary", secondary)
         self._watchdog = ConnectionWatchdog()
         self._announcer = Announcer(options.on_event)
-        timeout = options.seconds("send_timeout")
-        self._primary_client = service_bus_client(primary, timeout)
+        self._primary_client = service_bus_client(primary)
         self.backlog = Backlog(
-            service_bus_client(secondary, timeout),
+            service_bus_client(secondary),
             provisioned,
             options,
             self._watchdog,

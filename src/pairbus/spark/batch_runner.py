@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pairbus.syphon")
 
-#: Batches in a row that may fail before the query does.
+#: Batches that fail in a row and end the query.
 _FAILURES = 3
 #: Summaries that are kept.
 _KEPT_SUMMARIES = 100

@@ -174,7 +174,7 @@ class FolderProbe(_JournalFolderSignal):
         try:
             return self._read() is not None
         except OSError as error:
-            log.warning("journal folder %s cannot be read: %s", self.folder, error)
+            log.warning("journal folder %s cannot be read: %s", self._storage().location(self._name), error)
             return False
 
 

@@ -7,6 +7,7 @@ the state is the backlog itself.
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import sys
 import time
@@ -20,6 +21,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.types import StructType
 
 from pairbus.runtime.backoff import Backoff
+from pairbus.runtime.redaction import describe_error
 from pairbus.syphon.backlog_monitor import BacklogMonitor, PollSchedule
 
 from .signals import ReaderNote
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from pairbus.config.syphon_config import SyphonConfig
 
 FORMAT = "pairbus-backlog"
+log = logging.getLogger("pairbus.syphon")
+
 #: One row per queue: its index, its depth (null: unknown), the tick, and the number of queues with messages.
 SCHEMA = "queue_index int, depth bigint, tick bigint, busy int"
 #: The longest pause after depth queries that failed, or batches that moved nothing.
@@ -114,7 +118,7 @@ class BacklogReader(DataSourceStreamReader):
         """Return a new tick if a queue has messages; else the old one, for which Spark runs no job."""
         if start is not None:
             self._tick = int(start["tick"])
-        depths = self.poller.poll(ReaderNote.read(self._note_file))
+        depths = self._depths_to_drain()
         if depths is None:
             return {"tick": self._tick or 0}
         # Before Spark 4.2 a restarted reader is given no start: the time is larger than any earlier tick.
@@ -122,6 +126,15 @@ class BacklogReader(DataSourceStreamReader):
         self._tick = tick
         self._depths = {tick: depths}
         return {"tick": tick}
+
+    def _depths_to_drain(self) -> Mapping[int, int | None] | None:
+        _ = self.config  # a configuration that cannot be read ends the query
+        try:
+            poller = self.poller
+        except Exception as error:  # a secret that cannot be read now may be there at the next trigger
+            log.warning("[primary] cannot be resolved: %s; next attempt at the next trigger", describe_error(error))
+            return None
+        return poller.poll(ReaderNote.read(self._note_file))
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """Return one partition per queue; none for the empty batch with which Spark begins a new checkpoint."""

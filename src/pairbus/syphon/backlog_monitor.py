@@ -41,8 +41,17 @@ class BacklogMonitor:
             self._secondary = self._resolve()
         return self._secondary
 
+    @property
+    def primary_name(self) -> str:
+        """The primary whose backlog is queried."""
+        return self._query.primary_name
+
     def renew(self) -> None:
         self._secondary = None
+
+    def change_query(self, query: DepthQuery) -> None:
+        """Query another backlog from now on: the references have come to name another primary."""
+        self._query = query
 
     def query(self) -> Depths:
         """Return the depths of the backlog queues; raises what resolving or the SDK raises."""

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pairbus.syphon")
 
+#: Rounds that may empty a queue into which others keep parking.
+_EMPTIED_ENOUGH = 4
 #: The longest pause after rounds that moved nothing.
 _LONGEST_PAUSE = 120.0
 #: Pause before the next round of `once` while another receiver has messages locked.
@@ -122,12 +124,13 @@ class Service:
         #: Looks up the namespaces anew, after a failure that a renewed key may end.
         self._resolve = resolve
         self._primary, self._secondary, self._event_hubs = primary, secondary, event_hubs
+        self._queues = tuple(queues)
         self._journal = journal
         self._options = options or DrainOptions()
         self._idle_poll_interval = idle_poll_interval
         self._on_round = on_round
         self._monitor = BacklogMonitor(
-            DepthQuery(primary.name, queues), self._renewed_secondary, secondary=secondary, on_query=on_query
+            DepthQuery(primary.name, self._queues), self._renewed_secondary, secondary=secondary, on_query=on_query
         )
         self._run = uuid.uuid4().hex
         self._folder = JournalFolder(journal, folds=False)
@@ -176,7 +179,7 @@ class Service:
                 raise PairbusError(none_exists_text(depths, self._secondary, self._primary.name))
             options = replace(self._options, budget=None)
             done = last = self._round(depths, options, only_these=True)
-            tracker = CompletionTracker()
+            tracker = CompletionTracker(by_count=False, emptied_enough=_EMPTIED_ENOUGH)
             # A receiver finds nothing in a queue whose messages another has locked: only the depth shows them.
             while done.is_empty and not done.errors and not self._stop.is_set():
                 before, depths = depths, self._depths()
@@ -235,6 +238,8 @@ class Service:
                 self._primary, self._secondary, self._event_hubs = self._resolve()
             except PairbusError as error:  # a renewal may be under way
                 log.warning("namespaces cannot be resolved anew: %s; the previous credentials are kept", error)
+            if self._primary.name != self._monitor.primary_name:
+                self._monitor.change_query(DepthQuery(self._primary.name, self._queues))
         return self._secondary
 
     def _depths(self) -> Depths:

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 from azure.servicebus import ServiceBusMessage
 
-from pairbus import (
-    BacklogUnavailableError,
-)
+from pairbus import BacklogUnavailableError
 from pairbus.sending.sdk.connection_patches import socket_of
 from tests.support.pairing import SLACK, Pair, Sending, entity_of, idle_connection
 
@@ -112,3 +110,16 @@ def test_a_bad_time_out_is_refused_with_the_message(pair: Pair, timeout: float) 
     with pytest.raises(ValueError, match=r"The timeout must be greater than 0\.") as raised:
         sender.send_messages(message, timeout=timeout)
     assert raised.value.messages == [message]  # type: ignore[attr-defined]
+
+
+def test_a_callers_time_out_may_be_longer_than_the_usual_one(pair: Pair) -> None:
+    """An answer after 2.5 s, with a `send_timeout` of 1 s and a `timeout` of 30 s: accepted once, and no outage."""
+    queue = pair.queue()
+    bus = pair.pairing(send_timeout=1)
+    with bus.get_queue_sender(queue) as sender:
+        sender.send_messages(ServiceBusMessage("opens the link"), timeout=30)
+        pair.primary.faults.latency(2.5, queue)
+        sender.send_messages(ServiceBusMessage("slow"), timeout=30)
+        pair.primary.faults.clear()
+        assert bus.status().entities[queue].state == "available"
+    assert pair.count(pair.primary, queue) == 2

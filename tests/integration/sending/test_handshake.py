@@ -6,6 +6,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -62,3 +63,19 @@ def test_a_silent_peer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(TimeoutError):
             BoundedHandshake().wrap_socket(sock, server_hostname="127.0.0.1")
         assert sock.fileno() != -1
+
+
+def test_an_authority_that_was_removed_from_the_file_is_not_trusted(
+    pair: Pair, dialled: socket.socket, tmp_path: Path
+) -> None:
+    """The file counts as it is at each handshake: what an earlier one has read is forgotten."""
+    file = tmp_path / "ca.pem"
+    file.write_bytes(Path(pair.primary.ca_file).read_bytes())
+    context = BoundedHandshake(file)
+    context.wrap_socket(dialled, server_hostname="127.0.0.1").close()
+    file.write_bytes(Path(pair.secondary.ca_file).read_bytes())
+    with (
+        socket.create_connection((pair.primary.host, pair.primary.port)) as sock,
+        pytest.raises(ssl.SSLCertVerificationError, match="certificate verify failed"),
+    ):
+        context.wrap_socket(sock, server_hostname="127.0.0.1")

@@ -112,7 +112,7 @@ def test_raw_messages_are_delivered_byte_for_byte(pair: Pair, sent: list[bytes])
     queue = pair.queue()
     given = [envelope.park(raw, "orders", name) for name, raw, number in CORPUS if number == 0]
     given.append(encoding.encoded(ServiceBusMessage(b"x" * 70_000, message_id="large")))
-    client = clients.service_bus_client(pair.primary_namespace(), 5)
+    client = clients.service_bus_client(pair.primary_namespace())
     with client, clients.sender_to(client, queue) as sender:
         sender.send_messages(batches.raw_batch(given), timeout=5)
         sender.send_messages(batches.raw_batch(given[:1]), timeout=5)
@@ -132,7 +132,7 @@ def bare(message: bytes) -> bytes:
 def test_a_raw_sender_sends_and_fails_as_the_sdks_own(pair: Pair) -> None:
     """Encoded messages arrive as they are, and errors are the SDK's, in time."""
     queue = pair.queue()
-    client = clients.service_bus_client(pair.primary_namespace(), 60)
+    client = clients.service_bus_client(pair.primary_namespace())
     given = [encoding.encoded(ServiceBusMessage(body)) for body in ("1", "2")]
     with client, clients.sender_to(client, queue) as sender:
         sender.send_messages(batches.raw_batch(given), timeout=5)
@@ -161,7 +161,7 @@ def test_a_message_goes_out_as_the_sdk_would_send_it(
     """A sender of ours puts the same bytes on the wire as the SDK's own."""
     pair, queue, sender = plain
     message = SINGLE[form]()
-    with clients.service_bus_client(pair.primary_namespace(), 60) as client, clients.sender_to(client, queue) as ours:
+    with clients.service_bus_client(pair.primary_namespace()) as client, clients.sender_to(client, queue) as ours:
         sent.clear()  # the token
         before = encoding.encoded(message)
         ours.send_messages(message, timeout=5)
@@ -174,7 +174,7 @@ def test_a_message_goes_out_as_the_sdk_would_send_it(
 def test_what_the_sdk_does_not_send_is_refused_as_it_refuses_it(pair: Pair) -> None:
     """Errors of a single message are of the SDK's classes, in time; on a closed sender, too."""
     queue = pair.queue()
-    with clients.service_bus_client(pair.primary_namespace(), 60) as client:
+    with clients.service_bus_client(pair.primary_namespace()) as client:
         sender = clients.sender_to(client, queue)
         with sender:
             sender.send_messages(ServiceBusMessage("0"), timeout=5)  # opened by the SDK
@@ -205,7 +205,7 @@ def test_what_the_sdk_does_not_send_is_refused_as_it_refuses_it(pair: Pair) -> N
 def test_what_a_credential_cannot_import_is_no_outage(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The SDK raises it as it is; also where a token is renewed while a link is open."""
     with (
-        clients.service_bus_client(pair.primary_namespace(), 60) as client,
+        clients.service_bus_client(pair.primary_namespace()) as client,
         clients.sender_to(client, pair.queue()) as sender,
     ):
 
@@ -407,7 +407,7 @@ def test_a_connection_has_no_thread_of_its_own_and_can_be_tended(pair: Pair) -> 
     """`keep_alive=None` is understood; `tend` hears of a detached link and of a connection that is gone."""
     queue = pair.queue()
     before = threading.active_count()
-    client = clients.service_bus_client(pair.primary_namespace(), 5)
+    client = clients.service_bus_client(pair.primary_namespace())
     with client, clients.sender_to(client, queue) as sender:
         assert threading.active_count() == before
         for _ in range(3):
@@ -428,7 +428,7 @@ def test_a_connection_has_no_thread_of_its_own_and_can_be_tended(pair: Pair) -> 
 def test_a_send_is_ended_from_outside(pair: Pair) -> None:
     """`shut` wakes whoever waits on the connection, and does nothing to a sender that was never opened."""
     queue = pair.queue()
-    client = clients.service_bus_client(pair.primary_namespace(), 60)
+    client = clients.service_bus_client(pair.primary_namespace())
     with client, clients.sender_to(client, queue) as sender:
         connection_patches.abort(clients.sender_to(client, queue))
         pair.primary.faults.black_hole(queue)
@@ -459,7 +459,7 @@ def test_why_a_token_was_refused_is_kept(pair: Pair, who: str, status: int, tls:
     if tls:
         there = there.replace("UseDevelopmentEmulator=true;", "")
     queue = "nobody" if who == "nobody" else pair.queue()
-    client = clients.service_bus_client(pair.primary_namespace(there), 5)
+    client = clients.service_bus_client(pair.primary_namespace(there))
     with client, pytest.raises(ServiceBusError) as caught, clients.sender_to(client, queue):
         pass
     assert type(caught.value) is (ServiceBusConnectionError if tls else ServiceBusAuthenticationError)
@@ -481,7 +481,7 @@ def test_every_kind_of_credential_is_taken_by_both_clients(pair: Pair, tls: bool
     for namespace in (keyed, signed):
         with administration_client(namespace, 5) as admin:
             assert admin.get_queue(queue).name == queue
-        client = clients.service_bus_client(namespace, 5)
+        client = clients.service_bus_client(namespace)
         with client, clients.sender_to(client, queue) as sender:
             sender.send_messages(ServiceBusMessage("x"), timeout=5)
     assert pair.arrived(queue) == 2

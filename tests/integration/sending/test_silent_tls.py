@@ -165,7 +165,7 @@ def test_nor_does_one_when_the_secondary_is_dead_as_well(
 
 
 def service_bus(namespace: Namespace) -> Any:
-    return clients.sender_to(clients.service_bus_client(namespace, 60), "any")
+    return clients.sender_to(clients.service_bus_client(namespace), "any")
 
 
 def event_hub(namespace: Namespace) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
 import threading
 import weakref
@@ -345,3 +346,18 @@ async def test_a_thread_that_cannot_be_started_is_tried_again(monkeypatch: pytes
     await asyncio.wait_for(thread.call(lambda: made.append("second")), 30)
     thread.close()
     assert made == ["second"]
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, concurrent.futures.CancelledError])
+async def test_a_cancellation_of_the_calls_own_is_an_ordinary_error(kind: type[BaseException]) -> None:
+    """A credential or a store whose own loop was closed: the task that waits was not cancelled, and goes on."""
+
+    def fail() -> None:
+        raise kind("its loop was closed")
+
+    with pytest.raises(RuntimeError, match="the call was cancelled"):
+        await call_in_thread(fail, NAME)
+    thread = CallThread(NAME)
+    with pytest.raises(RuntimeError, match="the call was cancelled"):
+        await thread.call(fail)
+    thread.close()

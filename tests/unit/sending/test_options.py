@@ -575,3 +575,13 @@ def test_a_namespace_is_frozen() -> None:
     """A checked value cannot change afterwards."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         Namespace(HOST, credential=keyed()).host = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("", "a2V5"), ("Root", ""), ("Ro;ot", "a2V5"), ("Root", "x;EndPoint=sb://other")]
+)
+def test_a_key_that_no_connection_string_can_hold_is_refused(name: str, key: str) -> None:
+    """By name, and without the key: part of it could otherwise name another host."""
+    with pytest.raises(OptionError, match="without ';'") as refused:
+        Namespace("contoso.servicebus.windows.net", credential=AzureNamedKeyCredential(name, key))
+    assert "EndPoint" not in str(refused.value)

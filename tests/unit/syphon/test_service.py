@@ -43,7 +43,13 @@ class Syphon:
         self.pauses: list[float] = []
         self.rounds: list[Round] = []
         self._depths, self._drains = depths, drains or []
-        monkeypatch.setattr(DepthQuery, "run", lambda query, secondary: self._answer(secondary))
+        self.names: list[str] = []
+
+        def run(query: DepthQuery, secondary: Namespace) -> Depths:
+            self.names.append(query.primary_name)
+            return self._answer(secondary)
+
+        monkeypatch.setattr(DepthQuery, "run", run)
         monkeypatch.setattr(service_module, "Drain", self._drain)
         self.service = Service(
             unreachable("primary.example"),
@@ -123,6 +129,14 @@ class TestForever:
         made = syphon(depths=[Depths({0: 1})], drains=[HELD, REFUSED, MOVED], resolve=renewal())
         made.service.forever()
         assert made.queried == ["secondary-0.example"] * 2 + ["secondary-1.example"]
+
+    def test_the_backlog_of_a_primary_with_another_name_is_queried(self, syphon: Callable[..., Syphon]) -> None:
+        """References that have come to name another primary: its queues are drained, so its depths count."""
+        primary = Namespace("other.example", credential=unreachable().credential, name="other")
+        others = (primary, unreachable("secondary-1.example"), None)
+        made = syphon(depths=[OSError("no route"), Depths({0: 0})], resolve=lambda: others)
+        made.service.forever()
+        assert made.names == ["backup", "other", "other"]
 
     def test_a_renewal_that_fails_changes_nothing(
         self, syphon: Callable[..., Syphon], caplog: pytest.LogCaptureFixture

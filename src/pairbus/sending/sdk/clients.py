@@ -34,13 +34,12 @@ def connection_options(namespace: Namespace) -> dict[str, Any]:
     return options
 
 
-def service_bus_client(namespace: Namespace, try_timeout: float) -> ServiceBusClient:
-    """Return a client that tries once: the paired sender decides when to try again."""
+def service_bus_client(namespace: Namespace) -> ServiceBusClient:
+    """Return a client that tries once: the paired sender decides when to try again, and how long a try may take."""
     return ServiceBusClient(
         namespace.host,
         deadline_credential(namespace.credential),
         retry_total=0,
-        try_timeout=try_timeout,
         transport_type=TransportType.Amqp,
         **connection_options(namespace),
     )
@@ -55,7 +54,7 @@ def sender_to(client: ServiceBusClient, path: str, socket_timeout: float | None 
 
 def token_sender(namespace: Namespace, seconds: float) -> ServiceBusSender:
     """Return a sender whose token is for the whole namespace; for `put_token` only."""
-    sender: Any = sender_to(service_bus_client(namespace, seconds), "any", socket_timeout=seconds)
+    sender: Any = sender_to(service_bus_client(namespace), "any", socket_timeout=seconds)
     sender._auth_uri = f"sb://{namespace.host}/"
     found: ServiceBusSender = sender
     return found

@@ -13,26 +13,23 @@ import certifi  # the authorities that the SDKs trust by default; azure-serviceb
 HANDSHAKE_SECONDS = 60.0
 
 
-class BoundedHandshake(ssl.SSLContext):
+class BoundedHandshake:
     """A TLS context for an SDK's option `ssl_context`, with a bounded handshake.
 
     TLS runs on a duplicate of the socket: the SDK's own is empty after `wrap_socket` and could not be cut meanwhile.
     """
 
-    def __new__(cls, ca_file: Path | str | None = None) -> BoundedHandshake:
-        return super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
-
     def __init__(self, ca_file: Path | str | None = None) -> None:
         self._ca_file = certifi.where() if ca_file is None else str(ca_file)
 
-    def wrap_socket(  # type: ignore[override]  # of the options, the SDKs give the host's name alone
-        self, sock: socket.socket, *, server_hostname: str | None = None, **options: Any
-    ) -> ssl.SSLSocket:
+    def wrap_socket(self, sock: socket.socket, *, server_hostname: str | None = None, **options: Any) -> ssl.SSLSocket:
         """Shake hands within `HANDSHAKE_SECONDS`, on a duplicate of the socket, which is closed afterwards."""
-        self.load_verify_locations(self._ca_file)  # each time: the file may have been renewed
+        # A new context each time: the file may have been renewed, and an authority that it lacks now is not trusted.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(self._ca_file)
         duplicate = sock.dup()
         try:
-            wrapped = super().wrap_socket(
+            wrapped = context.wrap_socket(
                 duplicate, server_hostname=server_hostname, do_handshake_on_connect=False, **options
             )
         except BaseException:

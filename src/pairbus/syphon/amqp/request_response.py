@@ -97,7 +97,7 @@ class RequestClient:
             async with deadline(timeout):
                 while not sender.credit:
                     if sender.closed is not None:
-                        raise sender.closed
+                        raise self._connection.lost or sender.closed
                     await asyncio.sleep(_CREDIT_POLL_SECONDS)
                 sender.send(_encode_request(request_id, self._reply_to, properties, body), request_id)
                 response = await pending

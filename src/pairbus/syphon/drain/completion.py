@@ -23,8 +23,6 @@ ANSWER_SECONDS = 5.0
 OUT_OF_REACH_SECONDS = 90.0
 #: Rounds in a row that may fail and move nothing before the run gives up.
 _MOST_FAILURES = 2
-#: A queue that was emptied this often is finished, though others keep parking into it.
-_EMPTIED_ENOUGH = 2
 
 
 class DrainGoal:
@@ -114,22 +112,28 @@ class CompletionTracker:
     The caller drains all queues in rounds (Spark: micro-batches) and passes each round to `observe`, until that
     returns True. A queue is finished once its last drain had no error and one of these holds:
 
-    - as many messages have left it as it held when it was first observed;
+    - as many messages have left it as it held when it was first observed, unless `by_count` is False;
     - it was seen empty, and holds no more messages than are held back;
-    - it was emptied twice, while others kept parking into it;
+    - it was emptied `emptied_enough` times, while others kept parking into it;
     - its depth was not asked for, or is unknown and its last drain saw it empty.
 
     The run gives up after two rounds in a row that had errors and moved nothing, or when rounds without an error have
-    moved nothing for `OUT_OF_REACH_SECONDS`: another receiver then holds the rest.
+    moved nothing of unfinished queues for `OUT_OF_REACH_SECONDS`: another receiver then holds the rest.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, *, by_count: bool = True, emptied_enough: int = 2
+    ) -> None:
         self._clock = clock
+        self._by_count = by_count
+        self._emptied_enough = emptied_enough
         self._moved_at = clock()  # the creation counts as a movement: create it when rounds begin
         self._failures = 0
         self._depth_at_first: dict[int, int] = {}
         self._moved: Counter[int] = Counter()
         self._emptied: Counter[int] = Counter()
+        #: The queues that an earlier round has finished: what others park there since does not count as movement.
+        self._finished: set[int] = set()
         #: The queues that the last round left unfinished: queue index -> reason.
         self.unfinished: dict[int, str] = {}
         #: True if the run is over though `unfinished` queues are left.
@@ -148,13 +152,14 @@ class CompletionTracker:
             self._moved[index] += left
             moved += left
             failed += queue.error is not None
-            if queue.empty and queue.received and queue.error is None:
+            if queue.empty and left and queue.error is None:  # held messages alone are received again and again
                 self._emptied[index] += 1
-        if moved:
+        if any(queue.delivered + queue.dead_lettered for queue in queues if queue.queue_index not in self._finished):
             self._moved_at = self._clock()
         self._failures = self._failures + 1 if failed and not moved else 0
         reasons = {queue.queue_index: self._why_unfinished(queue, after) for queue in queues}
         self.unfinished = {index: why for index, why in reasons.items() if why is not None}
+        self._finished = reasons.keys() - self.unfinished.keys()
         stuck = not failed and self._clock() - self._moved_at > OUT_OF_REACH_SECONDS
         self.has_given_up = bool(self.unfinished) and (self._failures >= _MOST_FAILURES or stuck)
         return self.has_given_up or not self.unfinished
@@ -164,11 +169,13 @@ class CompletionTracker:
         if queue.error is not None:
             return queue.error
         index = queue.queue_index
-        if index not in after or 0 < self._depth_at_first.get(index, 0) <= self._moved[index]:
+        if index not in after:
+            return None
+        if self._by_count and 0 < self._depth_at_first.get(index, 0) <= self._moved[index]:
             return None
         depth = after[index]
         if depth is None:
             return None if queue.empty else "the number of messages left is unknown: the secondary did not answer"
-        if queue.empty and (depth <= queue.held or self._emptied[index] >= _EMPTIED_ENOUGH):
+        if queue.empty and (depth <= queue.held or self._emptied[index] >= self._emptied_enough):
             return None
         return out_of_reach(depth, queue.held) or "it was not seen empty"

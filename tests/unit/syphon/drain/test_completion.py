@@ -159,3 +159,30 @@ def test_an_unknown_depth_leaves_it_to_the_drain() -> None:
 def test_a_queue_whose_depth_was_not_asked_for_is_finished() -> None:
     """It was deleted, or is another syphon's."""
     assert CompletionTracker(lambda: 0.0).observe([QueueSummary(7, delivered=1)], {}, {})
+
+
+def test_held_messages_alone_do_not_empty_a_queue() -> None:
+    """They are received again in every round, while another receiver may have the rest locked."""
+    rounds = Rounds(seconds=1.0)
+    held = QueueSummary(0, received=1, held=1, empty=True)
+    assert [rounds(held, before=2, after=2) for _ in range(5)] == [False] * 5
+
+
+def test_others_messages_do_not_stand_for_those_that_were_there() -> None:
+    """`by_count=False`: as many have left as were there, but five of them were parked since, and five are locked."""
+    moved = QueueSummary(0, received=10, delivered=10, empty=True)
+    assert CompletionTracker().observe([moved], {0: 10}, {0: 5})
+    tracker = CompletionTracker(by_count=False, emptied_enough=4)
+    assert [tracker.observe([moved], {0: 10}, {0: 5}) for _ in range(4)] == [False, False, False, True]
+
+
+def test_a_finished_queue_that_is_parked_into_keeps_no_other_waiting() -> None:
+    """Queue 1 is given up in time, though something moves in queue 0 in every round."""
+    rounds = Rounds(seconds=OUT_OF_REACH_SECONDS / 3)
+    busy, locked = QueueSummary(0, received=1, delivered=1, empty=True), QueueSummary(1, empty=True)
+    ended = [rounds.tracker.observe([busy, locked], {0: 1, 1: 3}, {0: 0, 1: 3})]
+    for _ in range(4):
+        rounds.now += OUT_OF_REACH_SECONDS / 3
+        ended.append(rounds.tracker.observe([busy, locked], {0: 1, 1: 3}, {0: 0, 1: 3}))
+    assert ended == [False, False, False, False, True]
+    assert list(rounds.unfinished) == [1]
