@@ -42,7 +42,7 @@ class Hubs:
         self._names = names
 
     def hub(self) -> str:
-        """An event hub that nobody has used."""
+        """An unused event hub."""
         return f"hub-{next(self._names)}"
 
     @property
@@ -151,7 +151,7 @@ def hubs(hubs_bus: tuple[LocalBus, Iterator[int]], pair: Pair) -> Iterator[Hubs]
     finally:
         pair.close_pairings()
         made.heal()
-        # The SDK forgets sockets: whoever holds one lets it go before this test's filter of warnings ends.
+        # The SDK forgets sockets: they are collected before this test's filter of warnings ends.
         wait_until(lambda: not pairbus_threads(), 10, pairbus_threads)
         pair.forget_pairings()
         gc.collect()

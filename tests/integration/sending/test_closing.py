@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from azure.servicebus import ServiceBusMessage
 
-from pairbus import (
-    PairedNamespaceClosedError,
-)
+from pairbus import PairedNamespace, PairedNamespaceClosedError, PairedSender
 from tests.support.pairing import (
     Pair,
     Sending,
@@ -43,6 +43,18 @@ def test_nothing_new_is_begun_once_the_pairing_is_closed(pair: Pair, open_first:
     wait_until(lambda: not pairbus_threads(), 20, pairbus_threads)
 
 
+def close_during_a_send(
+    pair: Pair, bus: PairedNamespace, queue: str, sender: PairedSender, close: Callable[[], None]
+) -> None:
+    """Close while a send waits for an answer that takes half a second; the send ends well."""
+    with pair.primary.faults.during("latency", queue, delay=0.5):
+        sending = Sending(sender, ServiceBusMessage("slow"))
+        wait_until(lambda: watchdog_of(bus).running_calls or not sending.is_alive())
+        close()
+        sending.join(50)
+    assert sending.error is None
+
+
 def test_a_send_that_ends_well_while_the_pairing_closes_leaves_no_connection(pair: Pair) -> None:
     """Its answer takes a while, `close` waits for it: the message has arrived, and its connection is closed too."""
     queue = pair.queue()
@@ -51,12 +63,7 @@ def test_a_send_that_ends_well_while_the_pairing_closes_leaves_no_connection(pai
     sender.send_messages(ServiceBusMessage("before"))
     pool = entity_of(bus, queue).pool
     connection = idle_connection(pool)
-    with pair.primary.faults.during("latency", queue, delay=0.5):
-        sending = Sending(sender, ServiceBusMessage("slow"))
-        wait_until(lambda: watchdog_of(bus).running_calls or not sending.is_alive())
-        bus.close()
-        sending.join(50)
-    assert sending.error is None
+    close_during_a_send(pair, bus, queue, sender, bus.close)
     assert pool.idle_count == 0
     wait_until(lambda: is_closed(connection.sender), why="the connection is left open")
     assert pair.bodies(queue) == ["before", "slow"]
@@ -79,7 +86,7 @@ def test_a_close_while_a_list_is_parked_leaves_the_rest_with_its_caller(pair: Pa
 
 
 def test_an_error_that_cannot_be_made_again_is_raised_as_it_is(pair: Pair) -> None:
-    """A half is faulted with somebody's own class, which asks for arguments that nobody has kept."""
+    """A half is faulted with an exception of a caller's own class, which cannot be made again without its arguments."""
 
     class Odd(Exception):
         def __init__(self, one: str, two: str) -> None:
@@ -132,12 +139,7 @@ def test_a_sender_that_is_closed_in_the_midst_of_its_send_leaves_no_connection(p
     sender.send_messages(ServiceBusMessage("before"))
     pool = entity_of(bus, queue).pool
     connection = idle_connection(pool)
-    with pair.primary.faults.during("latency", queue, delay=0.5):
-        sending = Sending(sender, ServiceBusMessage("slow"))
-        wait_until(lambda: watchdog_of(bus).running_calls or not sending.is_alive())
-        sender.close()
-        sending.join(50)
-    assert sending.error is None
+    close_during_a_send(pair, bus, queue, sender, sender.close)
     assert pool.idle_count == 0
     wait_until(lambda: is_closed(connection.sender), why="the connection is left open")
     other = bus.get_queue_sender(queue)

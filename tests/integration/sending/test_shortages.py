@@ -47,7 +47,7 @@ def test_a_broken_log_handler_breaks_neither_sends_nor_pings(pair: Pair) -> None
 
 
 def test_without_a_thread_to_ping_nothing_fails_over(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An entity that nobody would ever find back does not fail over; once there are threads again it does."""
+    """Without a thread to ping it, an entity does not fail over; once threads can be started again, it does."""
     queue = pair.queue()
     bus = pair.pairing()
     sender = bus.get_queue_sender(queue)

@@ -36,7 +36,7 @@ def test_idle_connections_do_not_outlive_a_failover(pair: Pair) -> None:
 
 @pytest.mark.parametrize("condition", ["amqp:unauthorized-access", "com.microsoft:auth-failed"])
 def test_a_token_that_ran_out_is_replaced(pair: Pair, condition: str) -> None:
-    """A link that was open is refused once: a new connection with a new token sends the message, nobody hears of it."""
+    """A link that was open is refused once: a new connection with a new token sends the message, without an error."""
     queue = pair.queue()
     bus = pair.pairing()
     sender = bus.get_queue_sender(queue)
@@ -48,7 +48,7 @@ def test_a_token_that_ran_out_is_replaced(pair: Pair, condition: str) -> None:
 
 
 def test_a_stale_connection_to_a_backlog_queue_is_replaced(pair: Pair) -> None:
-    """Cut while nobody used it: the message is parked in the same queue, which does not leave the rotation."""
+    """An idle connection is cut: the message is parked in the same queue, which does not leave the rotation."""
     queue = pair.queue()
     bus = pair.pairing()
     sender = bus.get_queue_sender(queue)
